@@ -142,6 +142,10 @@ bench-fill: setup ## how fast a table's existing rows fill four shards, beside m
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m benchmarks.fill $(BENCH_ARGS)
 
+bench-lake: setup ## how fast changes reach Iceberg tables, beside others that write them (BENCH_ARGS="--rows 1000000 --changes 100000")
+	@$(PY) -m examples.sandbox fetch mariadb
+	@$(PY) -m benchmarks.lake $(BENCH_ARGS)
+
 bench-start: setup ## a start on 5 M rows in 20 tables while an application writes, until the target is equal (BENCH_ARGS="--rows 1000000")
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
@@ -207,6 +211,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers trees mysql browser demo move ui quick test-of test test-all crash-matrix move-matrix fuzz mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-line bench-scale bench-scheduler bench-start bench-verify lint \
+.PHONY: help setup servers trees mysql browser demo move ui quick test-of test test-all crash-matrix move-matrix fuzz mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-lake bench-line bench-scale bench-scheduler bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

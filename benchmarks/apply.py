@@ -54,9 +54,11 @@ from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
+from spark_jobs.executors import on_executors
 from spark_jobs.filtered_files import write_run
 from spark_jobs.job import Job
 from spark_jobs.spark_session import EXACT
+from spark_jobs.step_files import clear_folder
 from spark_jobs.write import write, write_pieces
 
 ROWS, CHANGES, QUICK = 1_000_000, 200_000, 10
@@ -149,7 +151,7 @@ def pipeline(database: str, store: str, shards: int, stage: Path) -> Pipeline:
 
 
 def opened(described: Pipeline) -> Destination:
-    with TargetSurvey(described.targets[0], [SCHEMA.name]) as survey:
+    with TargetSurvey(described.databases[0], [SCHEMA.name]) as survey:
         return prepared_destinations(survey, [checked_destination(survey, SCHEMA.name, [SCHEMA], TableUse())])[0]
 
 
@@ -268,7 +270,7 @@ def spark_task(bench: Bench, described: Pipeline) -> Work:
     """The task `write` of a run: from its filtered files to its counts, in a session that has done one before."""
     job = run_of(bench, described, bench.batches)
     # Spark ends workers that had nothing to do for a minute, as while other ways take their turn: new ones import all.
-    bench.spark.sparkContext.parallelize(range(2), 2).map(lambda _: write_pieces.__name__).count()
+    on_executors(bench.spark, range(2), lambda _: [write_pieces.__name__])
     return lambda: write(job)
 
 
@@ -285,9 +287,9 @@ def run_of(bench: Bench, described: Pipeline, batches: Sequence[pa.RecordBatch])
         {SCHEMA.id: SCHEMA},
     )  # fmt: skip
     job = Job(lambda: bench.spark, described, plan, open_store(plan.stage_uri), target_name="bench")
-    job.clear(job.filtered(SCHEMA.name))
+    clear_folder(job.store, job.filtered(SCHEMA.name))
     write_run(bench.place / "placed.parquet", rows, table.key)
-    job.store.put_file(f"{job.filtered(SCHEMA.name)}/part-0.parquet", bench.place / "placed.parquet")
+    job.store.put(f"{job.filtered(SCHEMA.name)}/part-0.parquet", (bench.place / "placed.parquet").read_bytes())
     counts = FilterCounts(SCHEMA.name, rows.num_rows, 0, 0, 0, 0, 0, ("part-0.parquet",))
     job.store.put(counts_path(plan.filtered_folder("bench")), counts_to_bytes([counts]))
     return job

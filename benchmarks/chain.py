@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -122,7 +121,7 @@ def rebuild(pipeline: Pipeline) -> str:
 def plan(pipeline: Pipeline) -> str:
     from cdc_core.operations.apply.plan import plan as made
 
-    with open_pipeline(pipeline, os.environ) as opened:
+    with open_pipeline(pipeline) as opened:
         found = made(opened, window=None, run_id="benchmark")
         return f"{len(found.target('t').batches)} batches"
 

@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.document import keep, machine
 from cdc_core.config import Pipeline, load
+from cdc_core.config.run_options import SparkOptions
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.staged_columns import BOOKKEEPING
@@ -98,6 +99,34 @@ def rewritten(server: SqlServer, rows: int) -> None:
             left -= count
 
 
+def repeated(every: int) -> Write:
+    """Changes of which all but every so many are updates of one row; the others are inserts. every: 0 for none."""
+
+    def write(server: SqlServer, rows: int) -> None:
+        for low in range(0, rows, _CHUNK):
+            key = f"IF(n % {every}, 0, {low + 1} + n)" if every else "0"
+            _execute(server, SOURCE_DATABASE, [
+                f"INSERT INTO t000 SELECT {key}, 7, 7, 'new', CONCAT('note ', n), '2026-01-01' FROM n "
+                f"WHERE n < {min(_CHUNK, rows - low)} ORDER BY n ON DUPLICATE KEY UPDATE amount = amount + 1"
+            ])  # fmt: skip
+
+    return write
+
+
+def mostly_one(tables: int) -> Write:
+    """A hundredth of the rows spread over all tables, the others in the first one."""
+
+    def write(server: SqlServer, rows: int) -> None:
+        inserted(server, rows - rows // 100)
+        _execute(server, SOURCE_DATABASE, [
+            f"INSERT INTO t{number:03} SELECT -1 - n, n, n, 'new', CONCAT('note ', n), '2026-01-01' FROM n "
+            f"WHERE n < {rows // 100 // tables} ORDER BY n"
+            for number in range(tables)
+        ])  # fmt: skip
+
+    return write
+
+
 def spread(tables: int) -> Write:
     """The same number of inserts in each of several tables."""
 
@@ -161,6 +190,10 @@ WORKLOADS = (
     Workload("large_4", "inserts into four empty shards, more than the driver holds", 5_000_000, inserted, shards=4),
     Workload("large_50", "inserts into 50 empty tables, more than the driver holds", 5_000_000, spread(50), tables=50),
     Workload("keys", "changes of three tenths as many keys, only merged", 10_000_000, rewritten, merged=True),
+    Workload("own_keys", "changes of as many keys, only merged", 10_000_000, inserted, merged=True),
+    Workload("one_key", "changes of one key, only merged", 3_000_000, repeated(0), merged=True),
+    Workload("half_one_key", "changes, half of them of one key", 1_000_000, repeated(2)),
+    Workload("skewed_tables", "inserts into 30 tables, 99 % into one", 1_000_000, mostly_one(30), tables=30),
 )
 
 
@@ -210,6 +243,7 @@ class Watch:
                 live[role] += cpu_s
             # Workers that end with their daemon leave no trace of their time.
             self._workers_s = live["workers"] = max(self._workers_s, live["workers"])
+            memory["spark"] = memory["jvm"] + memory["workers"]
             for role, mib in memory.items():
                 self._peak_mib[role] = max(self._peak_mib[role], mib)
             return Usage(live, dict(self._peak_mib))
@@ -241,7 +275,8 @@ class Watch:
             reaped = sum(map(int, fields[13:15])) * _TICK_S if role == "workers" else 0.0
             forked = role == "workers" and roles.get(parent) == "workers"
             if role:
-                yield pid, role, own + reaped, not forked, int(fields[21]) * _PAGE_MIB
+                mib = _shared_mib(pid) if role == "workers" else int(fields[21]) * _PAGE_MIB
+                yield pid, role, own + reaped, not forked, mib
 
     def _role(self, pid: int) -> str:
         if pid in self._servers:
@@ -258,6 +293,15 @@ class Watch:
         if program.startswith("python") and any("pyspark.daemon" in one or "pyspark/daemon" in one for one in command):
             return "workers"
         return ""
+
+
+def _shared_mib(pid: int) -> float:
+    """The memory of a process, of which forks have a part each of what they share."""
+    with suppress(OSError):  # it has ended
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 2**10
+    return 0.0
 
 
 ROLES = ("run", "jvm", "workers", "target")
@@ -320,7 +364,7 @@ class Place:
                 suppress(_Enough),
             ):
                 progress = Marked(began)
-                result = apply(OpenPipeline(self.pipeline, meta, store, os.environ, progress), spark, "line")
+                result = apply(OpenPipeline(self.pipeline, meta, store, progress), spark, "line")
                 began("end")
                 if not result.summaries:
                     raise SystemExit(f"{self.workload.name}: the run applied nothing")
@@ -372,7 +416,7 @@ def _places(name: str, shards: int) -> list[str]:
 
 
 @contextmanager
-def placed(workload: Workload, kind: str) -> Iterator[Place]:
+def placed(workload: Workload, kind: str, spark: SparkOptions) -> Iterator[Place]:
     """Servers with the workload's tables, and a pipeline that has staged nothing yet."""
     start = {"mariadb": MariaDb.start, "mysql": MySql.start}[kind]
     options = {"innodb-flush-log-at-trx-commit": "2", "innodb-buffer-pool-size": "512M"}
@@ -406,6 +450,7 @@ meta: {{url: "sqlite:///{folder}/meta.db"}}
 stage: {{uri: "{(folder / "stage").as_uri()}"}}
 sources: [{{name: one, connection: "env:LINE_SOURCE", server_id: 77, start: latest}}]
 tables: {{include: ['{SOURCE_DATABASE}\\.t\\d+']}}
+spark: {spark.model_dump_json(exclude_defaults=True)}
 targets:
   - name: bench
     connections: ["env:LINE_TARGET"]
@@ -496,16 +541,16 @@ class Result:
         peers = ", ".join(
             f"{name} {seconds:.1f} s ({seconds / self.wall_s:.2f}×)" for name, seconds in self.peers_s.items()
         )
-        columns = ("step", "wall", *(f"{role} CPU" for role in ROLES), "memory of run + JVM + workers")
+        columns = ("step", "wall", *(f"{role} CPU" for role in ROLES), "memory of run", "of JVM + workers")
         lines = [f"{head}; extracted in {self.extract_s:.1f} s. {'Beside it: ' + peers + '.' if peers else ''}", "",
                  f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]  # fmt: skip
         total = Step("all", self.wall_s, {role: sum(one.cpu_s[role] for one in self.steps) for role in ROLES}, {
-            role: max(one.peak_mib.get(role, 0.0) for one in self.steps) for role in ROLES
+            role: max(one.peak_mib.get(role, 0.0) for one in self.steps) for role in ("run", "spark")
         })  # fmt: skip
         for step in (*self.steps, total):
-            memory = sum(step.peak_mib.get(role, 0.0) for role in ("run", "jvm", "workers"))
+            memory = " | ".join(f"{step.peak_mib.get(role, 0.0):,.0f} MiB" for role in ("run", "spark"))
             cpus = " | ".join(f"{step.cpu_s[role]:.1f} s" for role in ROLES)
-            lines.append(f"| {step.name} | {step.wall_s:.1f} s | {cpus} | {memory:,.0f} MiB |")
+            lines.append(f"| {step.name} | {step.wall_s:.1f} s | {cpus} | {memory} |")
         return "\n".join(lines)
 
     def row(self) -> str:
@@ -525,8 +570,8 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join([f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *(one.row() for one in results)])
 
 
-def measured(workload: Workload, kind: str, rows: int, *, peers: bool) -> Result:
-    with placed(workload, kind) as place:
+def measured(workload: Workload, kind: str, rows: int, spark: SparkOptions, *, peers: bool) -> Result:
+    with placed(workload, kind, spark) as place:
         if workload.before:
             workload.before(place.source, rows)
             place.lockstep("extract")
@@ -569,7 +614,12 @@ def main() -> None:
     )
     parser.add_argument("--no-peers", action="store_true", help="leave out the other ways")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--master", default="local[*]", help="as spark.master")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="as in spark.conf; repeatable"
+    )
     chosen = parser.parse_args()
+    spark = SparkOptions(master=chosen.master, conf=dict(one.split("=", 1) for one in chosen.conf))
     names = [one.name for one in WORKLOADS if not (chosen.quick and one.tables > 1_000)]
     if chosen.only:
         names = chosen.only.split(",")
@@ -579,7 +629,7 @@ def main() -> None:
         if workload.name in names:
             rows = workload.rows if workload.fixed else chosen.rows or workload.rows // (5 if chosen.quick else 1)
             print(f"{workload.name}: {rows:,} changes", file=sys.stderr)
-            results.append(measured(workload, chosen.server, rows, peers=not chosen.no_peers))
+            results.append(measured(workload, chosen.server, rows, spark, peers=not chosen.no_peers))
             print(f"{results[-1].text()}\n", flush=True)
     with {"mariadb": MariaDb.start, "mysql": MySql.start}[chosen.server](server_id=9) as server:
         text = f"{machine(server, load_before)}\n\n{table(results)}"

@@ -46,11 +46,12 @@ def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
     from cdc_core.meta import Meta
     from cdc_core.operations.extract import Extractor
 
+    os.environ["BENCH"] = url
     pipeline = parse(pipeline_of(stretch, place), where="benchmark")
     meta = Meta.open(pipeline.meta.url, pipeline.pipeline)
     try:
         opened_s = time.perf_counter()
-        with Extractor(OpenPipeline(pipeline, meta, open_stage(pipeline.stage), {"BENCH": url}), SOURCE) as extractor:
+        with Extractor(OpenPipeline(pipeline, meta, open_stage(pipeline.stage)), SOURCE) as extractor:
             started_s, used_s = time.perf_counter(), time.process_time()
             result = extractor.drain()
             ended_s, used_s = time.perf_counter(), time.process_time() - used_s

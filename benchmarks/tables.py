@@ -44,7 +44,7 @@ def extract(root: Path, *, profile: bool) -> dict[str, Any]:
     stats = cProfile.Profile()
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         started, started_cpu = time.perf_counter(), time.process_time()
-        with Extractor(OpenPipeline(pipeline, meta, open_stage(pipeline.stage), os.environ), "many") as extractor:
+        with Extractor(OpenPipeline(pipeline, meta, open_stage(pipeline.stage)), "many") as extractor:
             opened, opened_cpu = time.perf_counter(), time.process_time()
             if profile:
                 stats.enable()

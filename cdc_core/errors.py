@@ -204,6 +204,11 @@ class NeverCaptured(TableRefused):
     own_code = "source.unsupported_table"
 
 
+def repeat_from(task: str) -> str:
+    """What a remedy says of a run that has to repeat its tasks from this one on."""
+    return f"clear the run from its {task} task on; without Airflow, start another run, which takes its batches"
+
+
 class PlanOutdated(Refused):
     """Another version of Lockstep wrote the plan of a run."""
 
@@ -321,7 +326,7 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
 
 
 def of_all(errors: Sequence[BaseException]) -> BaseException:
-    """What to raise for the errors of several tasks: ours as one; any other before them."""
+    """The error to raise for several tasks: Lockstep's own as one; any other before them."""
     ours = [error for error in errors if isinstance(error, LockstepError)]
     return combined(ours) if len(ours) == len(errors) else next(one for one in errors if one not in ours)
 

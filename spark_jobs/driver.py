@@ -18,12 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from cdc_core.config import Pipeline
+from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.model.readable import some_of
 from cdc_core.model.tasks import SPARK_JOBS
 from cdc_core.mysql.connections import variable_of
 from cdc_core.operations.apply.jobs import SparkJob, is_remote, settings_of
+from cdc_core.process.quiet_libraries import quiet_libraries
 from cdc_core.stage.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ class Driver:
         self._output = output
         self._spark: SparkSession | None = None
         self._shown = ""
-        self._seen: set[int] = set()
         self._opening = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -84,9 +84,9 @@ class Driver:
             made = Job(self._session, *given)
             self._shown = f"{job.name}: {some_of([one.table for one in made.tables() if one.files], _SHOWN_TABLES)}"
             began_s = time.monotonic()
-            work_of(job.name)(made)
-            by = "by the driver" if self._spark is None else self._activity(self._spark)
-            log.info("run %s %s: %s, %.1f s", job.plan.run_id, job.name, by, time.monotonic() - began_s)
+            work_of(job.name, lake=job.target is not None and isinstance(made.target, IcebergTarget))(made)
+            by = "the driver" if self._spark is None else "Spark"
+            log.info("run %s %s: by %s, %.1f s", job.plan.run_id, job.name, by, time.monotonic() - began_s)
 
     def check(self, to: Findings) -> None:
         """Whether executors that are elsewhere can do the jobs. Raises as `submit` does."""
@@ -116,14 +116,11 @@ class Driver:
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """For the block, this process is as a job needs it."""
+        """Within the block, this process is as a job needs it."""
         import pyarrow as pa
 
-        for noisy in ("py4j", "great_expectations", "botocore"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+        quiet_libraries()
         variables: dict[str, str | None] = {
-            # Logins that no job needs, and the JVM would inherit.
-            **dict.fromkeys(unneeded(self._pipeline)),
             # One of the user's own must not lead a job elsewhere.
             "SPARK_REMOTE": None,
             # pyspark's functions make expressions for one of both kinds of sessions.
@@ -146,15 +143,11 @@ class Driver:
         with self._opening:
             if self._spark is None:
                 name = f"lockstep {self._pipeline.pipeline}"
-                self._spark = open_session(name, self._master, self._conf, self._output)
-                self._seen = set()
+                # Logins that no job needs, which the JVM would inherit. Other threads of this process may need them.
+                with environment(dict.fromkeys(unneeded(self._pipeline))):
+                    self._spark = open_session(name, self._master, self._conf, self._output)
             describe(self._spark, self._shown)
             return self._spark
-
-    def _activity(self, spark: SparkSession) -> str:
-        from spark_jobs.spark_session import activity
-
-        return activity(spark, self._seen)
 
     def _meant(self, name: str, error: BaseException) -> LockstepError | None:
         """The error to raise in place of another one: what a worker or a server said, or that Spark has failed."""
@@ -188,9 +181,17 @@ class Driver:
             end_session(spark)
 
 
-def work_of(name: str) -> Callable[[Job], None]:
+def work_of(name: str, *, lake: bool = False) -> Callable[[Job], None]:
     """Each is imported when it is due."""
     match name:
+        case "filter" if lake:
+            from spark_jobs.lake_filter import apply_filter as filter_for_lake
+
+            return filter_for_lake
+        case "write" if lake:
+            from spark_jobs.lake_write import write as write_to_lake
+
+            return write_to_lake
         case "merge":
             from spark_jobs.merge import merge
 
@@ -211,15 +212,15 @@ def work_of(name: str) -> Callable[[Job], None]:
 
 
 def unneeded(pipeline: Pipeline) -> set[str]:
-    """The variables with logins of sources and meta, and the salt of masks."""
-    needed = {one for target in pipeline.targets for one in target.connections}
+    """The variables with logins of sources and meta, of catalogs, which workers do not ask, and the salt of masks."""
+    needed = {one for target in pipeline.databases for one in target.connections}
     references = {*pipeline.references, *([pipeline.meta.url] if pipeline.meta.url.startswith("env:") else [])}
-    return {variable_of(one) for one in references - needed}
+    return {variable_of(one) for one in references - needed} | set(pipeline.lake_variables)
 
 
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """For the block, this process's environment has these variables; None: it lacks them."""
+    """Within the block, this process's environment has these variables; None: it lacks them."""
     before = {name: os.environ.get(name) for name in variables}
     try:
         _set(variables)

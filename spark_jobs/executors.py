@@ -1,5 +1,7 @@
-"""Python work on Spark's executors, with results in the driver: by an RDD, or at a Connect endpoint, which has none,
-by a frame. What is given may pass through a file; the closure of the work does not, so that logins belong there.
+"""Python work on Spark's executors, with results in the driver. What is given may pass through a file; the closure of
+the work does not, so that logins belong there.
+
+A frame carries both, as in a merge, whose Python workers then continue: an RDD would start others beside them.
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ from typing import TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.spark_session import at_endpoint
-
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
@@ -21,12 +21,7 @@ def on_executors(
     spark: SparkSession, given: Sequence[Given], work: Callable[[Given], Iterable[Result]]
 ) -> list[Result]:
     """The results of the work on each value, each in a task of its own, in the order of the values."""
-    if at_endpoint(spark):
-        return _by_frame(spark, given, work)
-    return spark.sparkContext.parallelize(given, len(given)).flatMap(work).collect()
 
-
-def _by_frame(spark: SparkSession, given: Sequence[Given], work: Callable[[Given], Iterable[Result]]) -> list[Result]:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for at, value in zip(batch.column("at"), batch.column("value"), strict=True):

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.errors import LockstepError, ValuesAbsent
+from cdc_core.history.guard import classify_each
 from cdc_core.model.merged_columns import (
     BORN,
     CLASS,
@@ -33,20 +34,21 @@ from cdc_core.model.merged_columns import (
     MergedOp,
     RowClass,
 )
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.run_plan import FilterCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.staged_columns import OP
 from cdc_core.model.version import latest_places
 from cdc_core.targets.reading.destination import Destination, ShardSessions
 from cdc_core.targets.tables.target_keys import shared_key
-from cdc_core.targets.tables.text_columns import row_keys, version_bytes
+from cdc_core.targets.tables.text_columns import row_keys
 from cdc_core.targets.writing.multiset import marks_of
 from cdc_core.targets.writing.row_lookup import LocatedRows, locate_rows
-from cdc_core.targets.writing.target_truncates import Truncates
-from cdc_core.targets.writing.versions import classify_each, versions_of
+from cdc_core.targets.writing.versions import versions_of
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import RUN_BYTES, write_run
 from spark_jobs.job import Job, log
 from spark_jobs.staged_ends import StagedEnds
+from spark_jobs.step_files import clear_tables
 from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.unfinished_writes import end_writes
 
@@ -76,9 +78,9 @@ def classified(
     destination: Destination,
     sessions: ShardSessions,
     scratch: Path,
-    removing: Truncates,
+    removing: Sequence[bytes],
 ) -> Iterator[Classified]:
-    """removing: the truncates of the run."""
+    """removing: the versions of the run's truncates."""
     for batch in batches:
         truncates = pc.equal(batch.column(OP), MergedOp.TRUNCATE)
         if truncates.true_count:
@@ -98,7 +100,7 @@ def classified(
 
 
 def _marks(destination: Destination, sessions: ShardSessions) -> dict[str, int]:
-    """By source, the latest batch whose changes a shard has."""
+    """The latest batch of each source whose changes a shard has."""
     found: dict[str, int] = {}
     for shard in destination.shards:
         with sessions.of(shard).cursor() as cursor:
@@ -121,7 +123,7 @@ def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
 
 
 def _judged(
-    destination: Destination, sessions: ShardSessions, scratch: Path, located: LocatedRows, removing: Truncates
+    destination: Destination, sessions: ShardSessions, scratch: Path, located: LocatedRows, removing: Sequence[bytes]
 ) -> Classified:
     latest: dict[str, int] = {}
     batch, shards = located.rows, located.shards
@@ -201,12 +203,13 @@ def _with_notes(
 
 @dataclass(frozen=True, slots=True)
 class _MergedFile:
-    """A file of merged rows, and where its table's files go: paths in the stage. removing: the truncates of the run."""
+    """A file of merged rows, and where its table's files go: paths in the stage. removing: versions of the run's
+    truncates."""
 
     path: str
     filtered: str
     rejected: str
-    removing: Truncates
+    removing: tuple[bytes, ...]
 
 
 def _filter_file(destination: Destination, merged: _MergedFile, place: Place) -> Iterator[FilteredPart]:
@@ -278,14 +281,14 @@ def filter_tables(job: Job, tables: Sequence[MergeTable]) -> list[FilterCounts]:
     return [counts[table.table] for table in tables]
 
 
-def _truncates(job: Job) -> dict[str, Truncates]:
-    """Those of the run, by table."""
+def _truncates(job: Job) -> dict[str, tuple[bytes, ...]]:
+    """The versions of the run's truncates, by table."""
     counts = job.merge_counts.values()
-    return {one.table: Truncates(tuple(bytes.fromhex(version) for version in one.truncates)) for one in counts}
+    return {one.table: tuple(map(bytes.fromhex, one.truncates)) for one in counts}
 
 
 def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterCounts], dict[str, LockstepError]]:
-    """By table: its counts, or the error that ended it."""
+    """The counts of each table, or the error that ended it."""
     removing = _truncates(job)
     _clear(job, tables, kept=set())
     pieces: list[Piece[_MergedFile]] = []
@@ -325,8 +328,8 @@ def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterC
 def _clear(job: Job, tables: Sequence[MergeTable], *, kept: set[str]) -> None:
     """Removes the files of the tables but those that are kept."""
     plan, name = job.plan, job.target.name
-    job.clear_tables(plan.filtered_folder(name), tables, kept=kept)
-    job.clear_tables(plan.rejected_folder(name), tables, kept=kept)
+    clear_tables(job.store, plan.filtered_folder(name), tables, kept=kept)
+    clear_tables(job.store, plan.rejected_folder(name), tables, kept=kept)
 
 
 def apply_filter(job: Job) -> None:

@@ -2,18 +2,15 @@
 
 The workers write and read them with Arrow, so that no row passes through the JVM. A file holds what a worker sorts at
 once. Its row groups are of one shard each: a reader of a shard skips the others by their statistics. Rows of a shard
-that several files hold are merged while they are read, by way of local files if there are many, so that the target
-gets them in the order in which it stores them; files whose statistics say that their keys lie apart are read one after
-the other. That order only saves the server work: nothing else may depend on it.
+that several files hold are merged while they are read, up to 16 files at a time, so that the target gets them nearly in
+the order in which it stores them; files whose statistics say that their keys lie apart are read one after the other.
+That order only saves the server work: nothing else may depend on it.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +31,6 @@ MERGED_AT_ONCE = 16
 
 _Run = tuple[pq.ParquetFile, Sequence[int]]
 """A sorted file, and its row groups that have rows of a shard."""
-_UNREAD = {"write_statistics": False, "use_dictionary": False}
 
 
 def write_run(file: Any, rows: pa.Table, key: Sequence[str]) -> None:
@@ -59,10 +55,10 @@ def _order(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 
 
 class FilteredFiles:
-    """Files of one table, opened once. A context manager. scratch: a local directory."""
+    """Files of one table, opened once. A context manager."""
 
-    def __init__(self, store: ObjectStore, paths: Sequence[str], scratch: Path) -> None:
-        self._store, self._paths, self._scratch = store, paths, scratch
+    def __init__(self, store: ObjectStore, paths: Sequence[str]) -> None:
+        self._store, self._paths = store, paths
         self._files: list[pq.ParquetFile] = []
 
     def __enter__(self) -> FilteredFiles:
@@ -78,26 +74,10 @@ class FilteredFiles:
         """The rows of a shard, in batches of at most about so many rows."""
         inside: list[_Run] = [(file, groups) for file in self._files if (groups := _groups_of(file, shard))]
         for entwined in _apart(inside, key):
-            with ExitStack() as local:
-                while key and len(entwined) > MERGED_AT_ONCE:
-                    entwined = [
-                        several[0] if len(several) == 1 else self._joined(several, shard, key, batch_rows, local)
-                        for several in _by(MERGED_AT_ONCE, entwined)
-                    ]
-                for several in _by(MERGED_AT_ONCE, entwined):
-                    yield from _merged(several, shard, key, batch_rows)
-
-    def _joined(
-        self, several: Sequence[_Run], shard: int, key: Sequence[str], batch_rows: int, local: ExitStack
-    ) -> _Run:
-        """Several runs as one, in a local file that `local` removes."""
-        path = self._scratch / f"{uuid.uuid4().hex}.run"
-        local.callback(path.unlink, missing_ok=True)
-        with pq.ParquetWriter(path, several[0][0].schema_arrow, compression="zstd", **_UNREAD) as writer:
-            for batch in _merged(several, shard, key, batch_rows):
-                writer.write_batch(batch, row_group_size=GROUP_ROWS)
-        file = local.enter_context(pq.ParquetFile(path))
-        return file, range(file.num_row_groups)
+            for low in range(0, len(entwined), MERGED_AT_ONCE):
+                several = entwined[low : low + MERGED_AT_ONCE]
+                each = max(batch_rows // len(several), 1)
+                yield from merged_runs([_rows_in(file, groups, shard, each) for file, groups in several], key)
 
 
 def _apart(runs: Sequence[_Run], key: Sequence[str]) -> Sequence[Sequence[_Run]]:
@@ -128,20 +108,11 @@ def _span(run: _Run, name: str) -> tuple[int, int] | None:
 
 
 def _statistics(file: pq.ParquetFile, number: int, name: str) -> Any:
-    """Those of a column in a row group, or None. They count leaves: those of nested columns before this one move it."""
+    """The statistics of a column in a row group, or None. Leaves count: those of nested columns before it move it."""
     group = file.metadata.row_group(number)
     column = file.schema_arrow.get_field_index(name)
     at = next(at for at in range(column, group.num_columns) if group.column(at).path_in_schema == name)
     return group.column(at).statistics
-
-
-def _by(most: int, runs: Sequence[_Run]) -> list[Sequence[_Run]]:
-    return [runs[low : low + most] for low in range(0, len(runs), most)]
-
-
-def _merged(several: Sequence[_Run], shard: int, key: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    each = max(batch_rows // len(several), 1)
-    return merged_runs([_rows_in(file, groups, shard, each) for file, groups in several], key)
 
 
 def _groups_of(file: pq.ParquetFile, shard: int) -> list[int]:

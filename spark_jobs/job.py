@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from cdc_core.config import Pipeline, Target
+from cdc_core.config import MysqlTarget, Pipeline, Target
 from cdc_core.errors import FilesLost, LockstepError
 from cdc_core.model.run_plan import (
     FilterCounts,
@@ -25,9 +24,13 @@ from cdc_core.model.run_plan import (
     table_folder,
 )
 from cdc_core.model.schema import TableSchema
-from cdc_core.operations.apply.layout_guard import require_planned
-from cdc_core.operations.apply.plan import keys_apart, require_none_set_aside, rows_lacking_values
-from cdc_core.operations.apply.retention import require_unpurged
+from cdc_core.operations.apply.table_rules import (
+    keys_apart,
+    require_none_set_aside,
+    require_planned,
+    rows_lacking_values,
+)
+from cdc_core.stage.horizon import require_unpurged
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.targets.reading.destination import (
@@ -75,6 +78,11 @@ class Job:
         return self.pipeline.target(self.target_name)
 
     @property
+    def database(self) -> MysqlTarget:
+        """The target, of the jobs that are for servers of MySQL and MariaDB."""
+        return self.pipeline.database(self.target.name)
+
+    @property
     def target_run(self) -> TargetRun:
         return self.plan.target(self.target.name)
 
@@ -105,15 +113,15 @@ class Job:
 
     def schemas(self, table: MergeTable) -> list[TableSchema]:
         """The definitions of a table's files, in the order in which they first come."""
-        return [self.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
+        return self.plan.schemas_of(table)
 
     @contextmanager
     def reading_staged(self) -> Iterator[None]:
         """Around work that reads the set's staged files.
 
-        Raises Refused (plan.purged), DataAtRisk (stage.damaged) in place of the error in which the work
-        ends because files were removed or cut off meanwhile. A purge may remove those of a replay, whose batches every
-        target has committed.
+        Raises Refused (plan.purged), DataAtRisk (stage.damaged) in place of the error in which the work ends because
+        files were removed or cut off meanwhile. A purge may remove those of a replay, whose batches every target has
+        committed.
         """
         try:
             yield
@@ -130,12 +138,12 @@ class Job:
             raise
 
     def destinations(self, tables: Sequence[MergeTable], *, writing: bool = True) -> list[Destination]:
-        """Those of several tables. Each database of the target is asked once for all of them. writing: as in
+        """The destinations of several tables. Each database of the target is asked once for all of them. writing: as in
         TableUse. Raises Refused (run.clear_task, config.table_rule)."""
         require_planned(self.target, self.plan)
         for table in tables if writing else ():
             require_none_set_aside(self.target, table)
-        with TargetSurvey(self.target, [table.table for table in tables]) as survey:
+        with TargetSurvey(self.database, [table.table for table in tables]) as survey:
             return prepared_destinations(survey, [self._checked(table, survey, writing=writing) for table in tables])
 
     def destination(self, table: MergeTable, *, writing: bool = True) -> Destination:
@@ -149,7 +157,7 @@ class Job:
             shared=self.shared(table),
             pipeline=self.pipeline.pipeline,
         )
-        return checked_destination(survey, table.table, self.plan.current_schemas(table), use, space=False)
+        return checked_destination(survey, table.table, self.plan.current_schemas(table), use)
 
     def shared(self, table: MergeTable) -> bool:
         """Whether several source tables may feed the table and must not share keys: each row says its own."""
@@ -165,7 +173,7 @@ class Job:
 
     @cached_property
     def merge_counts(self) -> dict[str, MergeCounts]:
-        """Of the set's tables, by name."""
+        """The counts of the set's tables, by name."""
         raw = self.store.get(counts_path(self.plan.merged_folder(self.merge_set.name)))
         return {one.table: one for one in counts_from_bytes(raw, MergeCounts)}
 
@@ -183,32 +191,3 @@ class Job:
             where=self.store.location(folder),
             remedy="clear the run from its plan task on",
         )
-
-    def clear(self, folder: str) -> None:
-        for info in list(self.store.list(folder + "/")):
-            self.store.delete(info.path)
-
-    def clear_tables(self, root: str, tables: Sequence[MergeTable], *, kept: Collection[str] = ()) -> None:
-        """Removes the files of the tables in their folders below `root`, but those that are kept. One listing for all
-        tables."""
-        folders = {table_folder(root, table.table) for table in tables}
-        for info in list(self.store.list(root + "/")):
-            name, _, rest = info.path.removeprefix(root + "/").partition("/")
-            if rest and f"{root}/{name}" in folders and info.path not in kept:
-                self.store.delete(info.path)
-
-    def folders_in(self, root: str) -> set[str]:
-        """The folders directly below `root` that have files."""
-        names = (info.path.removeprefix(root + "/").partition("/") for info in self.store.list(root + "/"))
-        return {f"{root}/{name}" for name, _, rest in names if rest}
-
-    def rows_of(self, paths: Iterable[str]) -> Iterator[int]:
-        """The number of rows in each Parquet file, from its footer."""
-        for path in paths:
-            with self.store.open_input(path) as file:
-                yield pq.ParquetFile(file).metadata.num_rows
-
-    def files_in(self, folder: str) -> list[str]:
-        """The Parquet files directly in a folder."""
-        names = (info.path.removeprefix(folder + "/") for info in self.store.list(folder + "/"))
-        return [f"{folder}/{name}" for name in names if name.endswith(".parquet") and "/" not in name]

@@ -25,7 +25,7 @@ from cdc_core.history.parts import Parts, key_links, split
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import TruncateRule
 from cdc_core.model.run_plan import MergeCounts, MergeTable, counts_path, counts_to_bytes
-from cdc_core.operations.apply.retention import require_unpurged
+from cdc_core.stage.horizon import require_unpurged
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_key, plain_bytes
@@ -33,17 +33,19 @@ from cdc_core.stage.stores import open_stage
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncate_rule, versions
 from spark_jobs.shuffle import shuffled
-from spark_jobs.step_files import StepFiles
+from spark_jobs.step_files import StepFiles, clear_tables
 from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks, most_tasks, packed
 
 WHOLE_ROWS, WHOLE_BYTES = 20_000, 8 << 20
-"""Of a table's changes and their files: what one task merges."""
-PART_ROWS, PART_BYTES = 400_000, 256 << 20
-"""Of a part of a large table: its changes, and about what their values take in memory."""
+"""A table with at most so many changes in files of at most this size is merged by one task."""
+PART_ROWS, PART_BYTES = 150_000, 96 << 20
+"""A part of a large table has about so many changes, whose values take about so much memory."""
+PIECE_ROWS, LEAST_CUT_ROWS, MOST_CUT_ROWS = 1_000, 1 << 16, 1 << 18
+"""So many events are cut at once that each part gets a piece of about so many, within limits: memory holds them."""
 FILE_ROWS = 250_000
-"""Of a file of merged rows. The later steps have a task for each."""
+"""The rows of a merged file. The later steps have a task for each file."""
 THREADS = 4
-"""Of the driver, which waits for the stage."""
+"""The driver's threads: it waits for the stage."""
 LOOKED_AT_ROWS, LOOKED_AT_GROUPS = 1_000_000, 64
 """About so many keys, of so many row groups, say where a large table's parts are cut."""
 _FILE_BYTES_A_ROW = 20
@@ -66,7 +68,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """What became of a table, or of a part of one. paths: of its files. truncates: versions of those that count."""
+    """The result of a table, or of a part of one. paths: of its files. truncates: versions of those that count."""
 
     paths: tuple[str, ...] = ()
     counts: Counts = field(default_factory=Counts)
@@ -88,7 +90,7 @@ def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
     """
     given = [_table(job, table) for table in tables]
     root = job.plan.merged_folder(job.merge_set.name)
-    job.clear_tables(root, tables)
+    clear_tables(job.store, root, tables)
     done = _each_whole(job, given) if job.small else _by_spark(job, given)
     counts = []
     with StepFiles(job.store) as files:
@@ -97,7 +99,7 @@ def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
             names = [path.removeprefix(f"{one.folder}/") for path in paths]
             counts.append(checked(table, job.plan.run_id, of_table.counts, of_table.winners, of_table.truncates, names))
     kept = {f"{one.folder}/{name}" for one, of_table in zip(given, counts, strict=True) for name in of_table.files}
-    job.clear_tables(root, tables, kept=kept)
+    clear_tables(job.store, root, tables, kept=kept)
     return counts
 
 
@@ -118,7 +120,7 @@ def _parts(job: Job, table: MergeTable) -> int:
 
 
 def _cutting(store: ObjectStore, table: _Table, count: int) -> Parts:
-    """By ranges of the key, if it begins with a whole number; else by all of it."""
+    """Cuts a table by ranges of its key, if that begins with a whole number; else by a hash of the whole key."""
     rule = table.rule
     parts = Parts(count)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="keys") as pool:
@@ -181,7 +183,8 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
         store = open_stage(stage)
         for _, read in unit:
             table = tables[read.table]
-            for events in file_events(store, read.file, table.rule):
+            at_once = min(max(PIECE_ROWS * table.parts.count, LEAST_CUT_ROWS), MOST_CUT_ROWS)
+            for events in file_events(store, read.file, table.rule, at_once=at_once):
                 yield ((firsts[read.table] + at, piece) for at, piece in split(events, table.rule, table.parts))
 
     def work(part: int, pieces: Iterator[pa.Table]) -> Iterator[tuple[int, _Merged]]:
@@ -244,8 +247,8 @@ def _written(files: StepFiles, table: _Table, rows: pa.Table) -> Iterator[str]:
 def merge(job: Job) -> None:
     """Merges a set; writes counts.json last, and only then does the set count as merged.
 
-    Raises DataAtRisk (stage.damaged) for a file that is not as it was staged; Refused (plan.purged) for
-    files that were purged, also while they were read.
+    Raises DataAtRisk (stage.damaged) for a file that is not as it was staged; Refused (plan.purged) for files that were
+    purged, also while they were read.
     """
     require_unpurged(job.store, [file.batch_id for table in job.merge_set.tables for file in table.files])
     tables = [table for table in job.merge_set.tables if table.files]

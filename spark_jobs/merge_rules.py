@@ -1,4 +1,4 @@
-"""What the merge of a table goes by, and the check of what it counted."""
+"""The rules of a table's merge, and the check of its counts."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from cdc_core.config import MysqlTable
 from cdc_core.errors import DataAtRisk, FilesLost
 from cdc_core.history.history import Counts
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Truncate, TruncateRule
 from cdc_core.model.batch import at_place
-from cdc_core.model.merged_columns import merged_type
 from cdc_core.model.position import seq_of_name
 from cdc_core.model.run_plan import FileToRead, MergeCounts, MergeTable, files_to_read
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.staged_events import FileOfEvents
-from cdc_core.stage.unify import unified_columns
+from cdc_core.stage.unify import merged_row
 from spark_jobs.job import Job
 
 
 def row_columns(job: Job, table: MergeTable) -> pa.Schema:
     """The row columns of the merged table. Raises Refused (stage.schema_conflict)."""
-    columns = unified_columns(table.table, job.schemas(table), job.plan.current_schemas(table))
-    return pa.schema([pa.field(one.name, merged_type(one.type)) for one in columns])
+    return merged_row(table.table, job.schemas(table), job.plan.current_schemas(table))
 
 
 def table_rule(job: Job, table: MergeTable) -> TableRule:
@@ -39,7 +38,7 @@ def moving_keys(job: Job, table: MergeTable) -> list[str]:
     for one in job.plan.targets:
         if table.key and one.merge_set == job.merge_set.name:
             rule = job.pipeline.target(one.target).table(table.table)
-            if rule is not None and rule.sharding is not None and rule.sharding.key not in table.key:
+            if isinstance(rule, MysqlTable) and rule.sharding is not None and rule.sharding.key not in table.key:
                 found[rule.sharding.key] = None
     return list(found)
 

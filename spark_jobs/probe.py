@@ -45,11 +45,16 @@ def check_executors(spark: SparkSession, master: str, pipeline: Pipeline, store:
         )
     stage, folder, mark = pipeline.stage, f".probe/{uuid.uuid4().hex}", uuid.uuid4().bytes
     servers = {
-        f"target {target.name}, {one}": resolve(one) for target in pipeline.targets for one in target.connections
+        f"target {target.name}, {one}": resolve(one) for target in pipeline.databases for one in target.connections
     }
+
+    lake = len(pipeline.databases) < len(pipeline.targets)
 
     def look(number: int) -> Iterator[str]:
         with carried():
+            if lake:
+                import spark_jobs.lake_filter
+                import spark_jobs.lake_write  # noqa: F401
             yield _looked(stage, folder, mark, number, servers)
 
     try:

@@ -16,15 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
+from cdc_core.config import IcebergTarget
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run_plan import MergeTable, quality_report
 from spark_jobs.job import Job, log
 from spark_jobs.quality_rows import OUTCOME, JudgedRows, Sample, merged_rows, own_rows, staged_rows, target_rows
 from spark_jobs.quarantine import accepted_rows, names_aside
 from spark_jobs.report import page, summary
+from spark_jobs.step_files import clear_folder
 
 GATHERED_ROWS = 1_000_000
-"""So many rows at most are judged at once in memory (suite_runner.py), without the JVM."""
+"""So many rows at most of a run that Spark does are judged in memory (suite_runner.py), without the JVM; of a run that
+the driver does, all."""
 GATHERED_BYTES = 16 << 20
 """Of those that a pipeline's own suite judges: Arrow's columns, those of pandas, and what an expectation makes of them
 take four times as much."""
@@ -39,7 +42,7 @@ def check(job: Job) -> None:
 
 def _check(job: Job) -> None:
     folder = job.plan.quality_folder(job.target.name)
-    job.clear(folder)
+    clear_folder(job.store, folder)
     tables = [table for table in job.tables() if table.files]
     aside = names_aside(job)
     accepted = accepted_rows(job, tables, aside)
@@ -47,7 +50,7 @@ def _check(job: Job) -> None:
     rows = {
         "staged": staged_rows(job, tables),
         "merged": merged_rows(job, tables),
-        "target": target_rows(job, tables, sample, aside),
+        "target": _of_target(job, tables, sample, aside),
     }
     verdicts: dict[str, dict[str, Any]] = {}
     for stage, verdict in _verdicts(job, rows):
@@ -71,10 +74,22 @@ def _check(job: Job) -> None:
         )
 
 
+def _of_target(
+    job: Job, tables: Sequence[MergeTable], sample: Sample, aside: Mapping[str, tuple[str, ...]]
+) -> JudgedRows:
+    if isinstance(job.target, IcebergTarget):
+        from spark_jobs.lake_quality import mirror_rows
+
+        return mirror_rows(job, tables, sample)
+    return target_rows(job, tables, sample, aside)
+
+
 def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of the three suites."""
+    """The verdicts of the three suites."""
     with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
-        gathered = {stage: pool.submit(one.table, job) for stage, one in rows.items() if one.count <= GATHERED_ROWS}
+        gathered = {
+            stage: pool.submit(one.table, job) for stage, one in rows.items() if job.small or one.count <= GATHERED_ROWS
+        }
         from spark_jobs.suite_runner import SUITES, judge, not_good
 
     for stage, one in rows.items():
@@ -95,7 +110,7 @@ def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str,
         if table is not None:
             made = own_suite(suite)
             rows = own_rows(job, table, suite.stage)
-            few = rows.count <= GATHERED_ROWS and rows.size_bytes(job) <= GATHERED_BYTES
+            few = job.small or (rows.count <= GATHERED_ROWS and rows.size_bytes(job) <= GATHERED_BYTES)
             with nullcontext(rows.table(job)) if few else rows.frame(job) as frame:
                 verdict = judge(frame, made, rows.count)
             yield f"own-{number}", verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}

@@ -47,14 +47,14 @@ from spark_jobs.table_tasks import (
 )
 
 TABLE, KEY, OUTCOME = "_table", "_key", "_outcome"
-_SHARD = "_shard"
+SHARD_NAME = "_shard"
 _CODED = pa.dictionary(pa.int32(), pa.string())
-"""Of columns with few values, which are judged faster so."""
+"""The type of columns with few values, which are judged faster so."""
 _STAGED = pa.schema([(TABLE, _CODED), *((one.name, one.type) for one in BOOKKEEPING if not one.nullable)])
 _MERGED = pa.schema(
     [(TABLE, _CODED), (KEY, pa.string()), (OP, _CODED), (SOURCE, _CODED), (SEQ, pa.int64()), (ROW, pa.int64())]
 )
-_TARGET = pa.schema([(TABLE, _CODED), (_SHARD, _CODED), (KEY, pa.string()), (OP, _CODED), (OUTCOME, _CODED)])
+TARGET_ROWS = pa.schema([(TABLE, _CODED), (SHARD_NAME, _CODED), (KEY, pa.string()), (OP, _CODED), (OUTCOME, _CODED)])
 BATCH_ROWS = 50_000
 _OBJECT_BYTES = 16
 _LONGEST_IDENTITY = 64
@@ -107,7 +107,7 @@ def size_bytes(rows: pa.Table) -> int:
     return size
 
 
-def _made(schema: pa.Schema, rows: pa.Table | pa.RecordBatch, made: Mapping[str, pa.Array]) -> pa.Table:
+def made_rows(schema: pa.Schema, rows: pa.Table | pa.RecordBatch, made: Mapping[str, pa.Array]) -> pa.Table:
     """The rows under a schema, with some columns beside their own."""
     columns = [made[name] if name in made else rows.column(name) for name in schema.names]
     return pa.table([column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)], schema=schema)
@@ -133,7 +133,7 @@ def _staged(store: ObjectStore, file: FileOfEvents, names: Sequence[str]) -> Ite
 def staged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
     def work(file: _StagedFile, place: Place) -> Iterator[pa.Table]:
         for rows in _staged(place.store, file.file, _STAGED.names[1:]):
-            yield _made(_STAGED, rows, {TABLE: pa.repeat(file.table, rows.num_rows)})
+            yield made_rows(_STAGED, rows, {TABLE: pa.repeat(file.table, rows.num_rows)})
 
     pieces = [file for table in tables for file in _staged_files(job, table)]
     return JudgedRows(sum(table.rows for table in tables), _STAGED, pieces, in_place(job, work))
@@ -155,7 +155,7 @@ def _merged_files(job: Job, table: MergeTable, identity: tuple[str, ...] = ()) -
 
 
 def _merged(store: ObjectStore, path: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """These of its columns, as far as it has them."""
+    """These columns of a file, as far as it has them."""
     with store.open_input(path) as source, pq.ParquetFile(source) as parquet:
         here = set(parquet.schema_arrow.names)
         yield from parquet.iter_batches(BATCH_ROWS, columns=[name for name in names if name in here])
@@ -165,7 +165,7 @@ def merged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
     def work(file: _JudgedFile, place: Place) -> Iterator[pa.Table]:
         for batch in _merged(place.store, file.path, [*{*file.identity, OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN}]):
             table = pa.repeat(file.table, batch.num_rows)
-            yield _made(_MERGED, batch, {TABLE: table, KEY: identities(batch, file.identity)})
+            yield made_rows(_MERGED, batch, {TABLE: table, KEY: identities(batch, file.identity)})
 
     pieces = []
     for table in tables:
@@ -233,7 +233,7 @@ class Sample:
 
 
 def spaced(batches: Iterable[pa.RecordBatch], first: int, every: int) -> Iterator[pa.RecordBatch]:
-    """Those of a file's rows that are in a sample."""
+    """The rows of a file that are in a sample."""
     if every == 1:
         yield from batches
         return
@@ -271,7 +271,7 @@ def target_rows(
         files = [_FilteredFile(path, sample.first[path], names) for path in paths]
         pieces += [Piece(destination, table.rows // len(paths), file) for file in files]
     begin = at_target(job, pieces, work)
-    return JudgedRows(sample.rows, _TARGET, without_logins(pieces), begin, job.target.sessions)
+    return JudgedRows(sample.rows, TARGET_ROWS, without_logins(pieces), begin, job.database.sessions)
 
 
 def _compared(destination: Destination, batch: pa.RecordBatch, place: Place) -> Iterator[pa.Table]:
@@ -283,14 +283,14 @@ def _compared(destination: Destination, batch: pa.RecordBatch, place: Place) -> 
         found = outcomes(session, shard.facts, rows, layout, scratch=place.scratch)
         made = {
             TABLE: pa.repeat(destination.logical, rows.num_rows),
-            _SHARD: pa.repeat(shard.table.name, rows.num_rows),
-            KEY: _keys_to_show(rows, destination.key, found),
+            SHARD_NAME: pa.repeat(shard.table.name, rows.num_rows),
+            KEY: keys_to_show(rows, destination.key, found),
             OUTCOME: pa.array(found, pa.string()),
         }
-        yield _made(_TARGET, rows, made)
+        yield made_rows(TARGET_ROWS, rows, made)
 
 
-def _keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: Sequence[str]) -> pa.Array:
+def keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: Sequence[str]) -> pa.Array:
     """The keys of rows that are not `same`, null for the others: nobody looks at a key of theirs."""
     other = pa.array([outcome != SAME for outcome in found], pa.bool_())
     if not other.true_count:
@@ -320,7 +320,7 @@ def _own_merged(job: Job, table: MergeTable) -> JudgedRows:
 
     def work(file: _JudgedFile, place: Place) -> Iterator[pa.Table]:
         for batch in _merged(place.store, file.path, schema.names):
-            yield _made(schema, batch, {})
+            yield made_rows(schema, batch, {})
 
     return JudgedRows(job.merge_counts[table.table].winners, schema, files, in_place(job, work))
 

@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.model.merged_columns import ORIGIN, REASON, MergedOp
+from cdc_core.model.row_versions import version_hex
 from cdc_core.model.run_plan import MergeTable
 from cdc_core.model.staged_columns import LITERAL, OP, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.targets.tables.text_columns import row_keys, version_hex
+from cdc_core.targets.tables.text_columns import row_keys
 from cdc_core.targets.writing.load import Unfit
 from spark_jobs.job import Job, log
+from spark_jobs.step_files import clear_tables, files_in, folders_in, rows_of
 from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
 
 BATCH_ROWS = 50_000
@@ -71,19 +73,26 @@ def set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
             yield place.files.write(folder, partial(pq.write_table, pa.Table.from_batches(found), compression="zstd"))
 
     paths = all_results(in_tasks(job, _files(job, table), in_place(job, kept)) if unfit else [])
-    job.clear_tables(root, [table], kept=paths)
+    clear_tables(job.store, root, [table], kept=paths)
     if unfit:
-        log.warning("run %s target %s: %d rows of %s set aside in %s, the first: %s", job.plan.run_id, job.target.name,
-                    len(unfit), table.table, folder, unfit[0].reason)  # fmt: skip
+        log.warning(
+            "run %s target %s: %d rows of %s set aside in %s, the first: %s",
+            job.plan.run_id,
+            job.target.name,
+            len(unfit),
+            table.table,
+            folder,
+            unfit[0].reason,
+        )
 
 
 def names_aside(job: Job) -> dict[str, tuple[str, ...]]:
     """The names of rows that were set aside, by table."""
-    folders = job.folders_in(job.plan.quarantine_folder(job.target.name))
+    folders = folders_in(job.store, job.plan.quarantine_folder(job.target.name))
     found = {}
     for table in job.tables():
         folder = job.quarantine(table.table)
-        paths = job.files_in(folder) if folder in folders else []
+        paths = files_in(job.store, folder) if folder in folders else []
         if names := [name for path in paths for batch in _named(job.store, path, table.key) for name in batch]:
             found[table.table] = tuple(name.as_py() for name in names)
     return found
@@ -100,7 +109,7 @@ def accepted_rows(job: Job, tables: Sequence[MergeTable], aside: Mapping[str, tu
     counts = all_results(in_tasks(job, some, in_place(job, count)))
     paths = [path for table in tables if table.table not in aside for path in job.filtered_files(table)]
     counted = zip((file.path for file in some), counts, strict=True)
-    return {**dict(zip(paths, job.rows_of(paths), strict=True)), **dict(counted)}
+    return {**dict(zip(paths, rows_of(job.store, paths), strict=True)), **dict(counted)}
 
 
 def _files(job: Job, table: MergeTable, aside: tuple[str, ...] = ()) -> list[_Filtered]:

@@ -35,7 +35,7 @@ def shuffled(
     """
 
     def first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pa.set_memory_pool(pa.system_memory_pool())  # as in job.run
+        pa.set_memory_pool(pa.system_memory_pool())  # for the reason in driver.py
         with carried():
             for batch in batches:
                 for at in batch.column(0).to_pylist():

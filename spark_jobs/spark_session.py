@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -19,19 +20,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.errors import Refused, RetryLater
-from cdc_core.model.readable import counted
 from cdc_core.operations.apply.jobs import is_local, is_remote
 from cdc_core.process.account import is_named
 from spark_jobs.shipped_code import code_archive
+
+log = logging.getLogger(__name__)
 
 EXACT: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     # Pieces of a shuffle are large; a worker gets few of them at once.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),
 }
 _FIRST_TRIES = 5
-"""Of the first call: about 20 s. Later ones are tried for ten minutes, pyspark's default."""
+"""Tries of the first call: about 20 s. Later calls are tried for ten minutes, pyspark's default."""
 _HADOOP = "spark.hadoop."
 
 
@@ -56,6 +58,7 @@ def open_session(name: str, master: str, conf: Mapping[str, str], output: Path |
     if here:
         signal.signal(signal.SIGINT, handler)  # pyspark has set one of its own
     spark.sparkContext.setLogLevel("WARN")
+    log.info("Spark's application: %s", spark.sparkContext.applicationId)
     if not is_local(master):
         spark.sparkContext.addPyFile(str(code_archive()))
     return spark
@@ -75,22 +78,9 @@ def end_session(spark: SparkSession) -> None:
 
 
 def describe(spark: SparkSession, what: str) -> None:
-    """What Spark's UI shows for the jobs that follow."""
+    """Names the jobs that follow in Spark's UI."""
     if not at_endpoint(spark):
         spark.sparkContext.setJobDescription(what)
-
-
-def activity(spark: SparkSession, known: set[int]) -> str:
-    """What a session did since it was asked last, in words. known: the jobs of Spark until then, which it adds to."""
-    if at_endpoint(spark):
-        return "by Spark at the endpoint"
-    tracker = spark.sparkContext.statusTracker()
-    infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup() if job not in known]
-    known |= {info.jobId for info in infos if info}
-    stages = [tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds]
-    tasks = sum(stage.numCompletedTasks for stage in stages if stage)
-    done = f"{counted(len(stages), 'stage')}, {counted(tasks, 'task')}"
-    return f"by Spark (application {spark.sparkContext.applicationId}): {done}"
 
 
 def at_endpoint(spark: SparkSession) -> bool:
@@ -99,7 +89,7 @@ def at_endpoint(spark: SparkSession) -> bool:
 
 
 def _details(error: BaseException | None) -> str:
-    """What an error of gRPC says; "" for another one. pyspark has only its text, whose first line says nothing."""
+    """The details of an error of gRPC; "" for another one. The first line of pyspark's own text says nothing."""
     details = getattr(error, "details", None)
     return str(details() or "") if callable(details) else ""
 

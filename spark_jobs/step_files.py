@@ -1,4 +1,5 @@
-"""The Parquet files that a task of a step writes for the steps after it, made durable together as the task ends.
+"""The Parquet files that a task of a step writes for the steps after it: made durable together as the task ends, found,
+and removed before the step begins again.
 
 A file has its final name from the start, and counts only once the driver has written the step's counts.json, which
 names it: that is after all tasks. So a task that writes thousands of small files asks the disk once.
@@ -8,12 +9,15 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pyarrow.parquet as pq
+
+from cdc_core.model.run_plan import MergeTable, table_folder
 from cdc_core.stage.objects import ObjectStore, PartOutput
 from spark_jobs.spark_failures import carried
 
@@ -24,8 +28,8 @@ _BUFFER = 1 << 20
 
 
 class StepFiles:
-    """Of one task; its threads may share them. A context manager: a block that ends without an error leaves its files
-    durable."""
+    """The files of one task; its threads may share them. A context manager: a block that ends without an error leaves
+    its files durable."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -84,3 +88,37 @@ class _StepFile:
 
     def close(self) -> None:
         self.closed = True
+
+
+def clear_folder(store: ObjectStore, folder: str) -> None:
+    for info in list(store.list(folder + "/")):
+        store.delete(info.path)
+
+
+def clear_tables(store: ObjectStore, root: str, tables: Sequence[MergeTable], *, kept: Collection[str] = ()) -> None:
+    """Removes the files of the tables in their folders below `root`, but those that are kept. One listing for all
+    tables."""
+    folders = {table_folder(root, table.table) for table in tables}
+    for info in list(store.list(root + "/")):
+        name, _, rest = info.path.removeprefix(root + "/").partition("/")
+        if rest and f"{root}/{name}" in folders and info.path not in kept:
+            store.delete(info.path)
+
+
+def folders_in(store: ObjectStore, root: str) -> set[str]:
+    """The folders directly below `root` that have files."""
+    names = (info.path.removeprefix(root + "/").partition("/") for info in store.list(root + "/"))
+    return {f"{root}/{name}" for name, _, rest in names if rest}
+
+
+def rows_of(store: ObjectStore, paths: Iterable[str]) -> Iterator[int]:
+    """The number of rows in each Parquet file, from its footer."""
+    for path in paths:
+        with store.open_input(path) as file:
+            yield pq.ParquetFile(file).metadata.num_rows
+
+
+def files_in(store: ObjectStore, folder: str) -> list[str]:
+    """The Parquet files directly in a folder."""
+    names = (info.path.removeprefix(folder + "/") for info in store.list(folder + "/"))
+    return [f"{folder}/{name}" for name in names if name.endswith(".parquet") and "/" not in name]

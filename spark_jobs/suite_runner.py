@@ -7,6 +7,7 @@ measured to give the same verdicts.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +35,12 @@ with late({"altair": lambda: import_module("altair"), "scipy.stats": lambda: imp
 # GX marks each batch with a hash of all its values, up to frames of so many bytes. Nothing here reads the mark, and it
 # takes three quarters of the time in which a million rows are judged.
 pandas_execution_engine.HASH_THRESHOLD = 0
+# It logs at INFO whatever its parents' level is.
+logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
 
+_EXACT = 10**15
+"""Floats tell smaller integers apart."""
+_EXAMPLES = 20
 GOOD = target.GOOD
 SUITES = {"staged": staged.suite, "merged": merged.suite, "target": target.suite}
 
@@ -49,22 +55,18 @@ def own_suite(suite: Suite) -> gx.ExpectationSuite:
 
 
 def _in_pandas(rows: pa.Table) -> Any:
-    """A frame of pandas of which GX thinks what it thinks of the same rows in Spark: integers stay exact beside nulls,
+    """The rows as a pandas frame that GX judges as it judges the same rows in Spark: integers stay exact beside nulls,
     and a DECIMAL is compared as the float that a suite has for it (pandas finds the DECIMAL 0.01 less than 0.01)."""
     columns = [_as_floats(one) if pa.types.is_decimal(one.type) and one.type.scale else one for one in rows.columns]
     return pa.table(columns, names=rows.column_names).to_pandas(integer_object_nulls=True)
 
 
 def _as_floats(decimals: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As they are if they have too many digits for a float to tell them apart."""
+    """The decimals as floats; as they are if they have too many digits for floats to tell them apart."""
     ends = [one.as_py() for one in pc.min_max(decimals).values()]
     if any(one is None or abs(one).scaleb(decimals.type.scale) >= _EXACT for one in ends):
         return decimals
     return decimals.cast(pa.string()).cast(pa.float64())  # a cast alone is not exact
-
-
-_EXACT = 10**15
-_EXAMPLES = 20
 
 
 def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) -> dict[str, Any]:
@@ -83,18 +85,18 @@ def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) ->
     result = batch.validate(suite, result_format="BOOLEAN_ONLY")
     if not result.success:  # only now are counts and examples worth their cost
         result = batch.validate(suite, result_format="SUMMARY")
-    found = [_one(outcome) for outcome in result.results]
+    expectations = [_expectation_document(outcome) for outcome in result.results]
     return {
-        "success": all(one["success"] or one["severity"] != "critical" for one in found),
+        "success": all(one["success"] or one["severity"] != "critical" for one in expectations),
         "suite": suite.name,
         "engine": "pandas" if gathered else "spark",
         "rows": count,
-        "expectations": found,
+        "expectations": expectations,
     }
 
 
 def not_good(rows: pa.Table | DataFrame, outcome: str) -> list[dict[str, str]]:
-    """Some rows of the target that are not as they should be. outcome: the column that says so."""
+    """Examples of the target's rows that are not as they should be. outcome: the column that says so."""
     if isinstance(rows, pa.Table):
         good = pc.is_in(rows.column(outcome), pa.array(GOOD, pa.string()))
         bad = rows.filter(pc.invert(good)).slice(0, _EXAMPLES)
@@ -104,12 +106,13 @@ def not_good(rows: pa.Table | DataFrame, outcome: str) -> list[dict[str, str]]:
 
 
 def _raised(info: Mapping[str, Any]) -> bool:
-    """Whether an expectation could not be evaluated. info: of it, or of each of its metrics by their ids."""
+    """Whether an expectation could not be evaluated. info: about the expectation, or about each of its metrics, by
+    their ids."""
     each = [info] if "raised_exception" in info else [one for one in info.values() if isinstance(one, Mapping)]
     return any(one.get("raised_exception") for one in each)
 
 
-def _one(outcome: Any) -> dict[str, Any]:
+def _expectation_document(outcome: Any) -> dict[str, Any]:
     config = outcome.expectation_config
     detail = dict(outcome.result or {})
     raised = _raised(outcome.exception_info or {})

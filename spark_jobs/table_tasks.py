@@ -3,7 +3,7 @@
 The work is cut into pieces, each of one table. A task does several pieces of small tables, one after the other, and
 keeps its connections to the target's servers for the next one. The driver of a small job, as most are, does all of
 them itself, in threads: Spark would take longer to start.
-Logins travel inside the closure of the job alone: what `parallelize` is given may pass through a file, and so does a
+Logins travel inside the closure of the job alone: what tasks are given may pass through a file, and so does a
 closure of more than 1 MiB. Therefore the pieces have the destinations, without logins.
 """
 
@@ -63,7 +63,7 @@ class Piece(Generic[Given]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Result]):
-    """Of a piece, by its number: some of its results, or the error that ended it."""
+    """Some of the results of a piece, by its number, or the error that ended it."""
 
     piece: int
     results: tuple[Result, ...] = ()
@@ -89,7 +89,7 @@ def done(
     job: Job, pieces: Sequence[Piece[Given]], work: Callable[[Destination, Given, Place], Iterable[Result]]
 ) -> list[list[Result] | LockstepError]:
     """As `in_tasks`, for work at a target, which gets as many sessions at once as the pipeline allows."""
-    return in_tasks(job, without_logins(pieces), at_target(job, pieces, work), most=job.target.sessions)
+    return in_tasks(job, without_logins(pieces), at_target(job, pieces, work), most=job.database.sessions)
 
 
 def at_target(

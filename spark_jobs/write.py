@@ -11,7 +11,7 @@ that the target rejects are set aside if the table's policy says so; their old p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -25,7 +25,6 @@ from cdc_core.stage.layout import parse_copied
 from cdc_core.targets.bookkeeping import indexes
 from cdc_core.targets.bookkeeping.indexes import IndexedTable, built_after
 from cdc_core.targets.reading.destination import Destination
-from cdc_core.targets.writing.load import Unfit
 from cdc_core.targets.writing.multiset import write_copies
 from cdc_core.targets.writing.row_writer import ShardResult, ShardWrite
 from cdc_core.targets.writing.write_parts import why_whole, write_rows
@@ -34,87 +33,64 @@ from spark_jobs.filtered_files import FilteredFiles
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import begin_of
 from spark_jobs.quarantine import name_of, others, set_aside
+from spark_jobs.step_files import folders_in
 from spark_jobs.table_tasks import Piece, Place, together
 
 BATCH_ROWS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Shards:
-    """Shards of one table to write, by their numbers. paths: of its filtered files. stay: names of rows that were not
-    written to their new shard. The others are as in `shard_pieces`."""
+class FilteredRows:
+    """Rows of one table's filtered files, to write.
 
-    numbers: tuple[int, ...]
-    paths: tuple[str, ...]
-    arrivals: bool
-    stay: tuple[str, ...]
-    upto: Mapping[str, int]
-    part_rows: int
-    after: Mapping[str, int]
+    arrivals: all but x rows, which are read for the unique values that they free; otherwise the x rows, except those of
+    `stay`: rows that were not written to their new shard, by name. upto: for rows without a key, as in write_copies.
+    part_rows: as in write_parts.write_rows. after: by shard, the number of the transaction with its arrivals. shards:
+    only these, by their numbers; None for all.
+    """
+
+    paths: Sequence[str]
+    arrivals: bool = True
+    stay: Sequence[str] = ()
+    upto: Mapping[str, int] = field(default_factory=dict)
+    part_rows: int = 0
+    after: Mapping[str, int] = field(default_factory=dict)
+    shards: Sequence[int] | None = None
 
 
-def shard_pieces(
-    job: Job,
-    destination: Destination,
-    paths: Sequence[str],
-    *,
-    arrivals: bool,
-    unfit: Sequence[Unfit] = (),
-    upto: Mapping[str, int] | None = None,
-    shards: Sequence[int] | None = None,
-    rows: int = 0,
-    part_rows: int = 0,
-    after: Mapping[str, int] | None = None,
-) -> list[Piece[_Shards]]:
-    """The work of writing the rows of filtered files. arrivals: write all but x rows, which are
-    included for the unique values that they free; otherwise write the x rows, except those of `unfit` rows: a row that
-    was not written to its new shard stays in the old one. upto: for rows without a key, as in write_copies. shards:
-    only these. rows: about how many there are. part_rows: as in parts.write_rows. after: by shard, the number of the
-    transaction with its arrivals."""
-    stay = tuple(name_of(one) for one in unfit)
-    numbers = list(range(len(destination.shards)) if shards is None else shards)
-    several = max(min(len(numbers), table_tasks.most_tasks(job)), 1)
+def shard_pieces(job: Job, destination: Destination, rows: FilteredRows, count: int = 0) -> list[Piece[FilteredRows]]:
+    """The work of writing these rows. count: about how many there are."""
+    shards = range(len(destination.shards)) if rows.shards is None else rows.shards
+    several = max(min(len(shards), table_tasks.most_tasks(job)), 1)
     return [
-        Piece(
-            destination,
-            rows // several,
-            _Shards(
-                tuple(numbers[at::several]),
-                tuple(paths),
-                arrivals,
-                stay,
-                dict(upto or {}),
-                part_rows,
-                dict(after or {}),
-            ),
-        )
-        for at in range(several)
+        Piece(destination, count // several, replace(rows, shards=tuple(shards[at::several]))) for at in range(several)
     ]
 
 
-def write_pieces(job: Job, pieces: Sequence[Piece[_Shards]]) -> list[list[ShardResult] | LockstepError]:
-    """What each shard's transaction did."""
+def write_pieces(job: Job, pieces: Sequence[Piece[FilteredRows]]) -> list[list[ShardResult] | LockstepError]:
+    """Writes the pieces; returns what each shard's transaction did."""
     run_id = job.plan.run_id
 
-    def work(destination: Destination, shards: _Shards, place: Place) -> Iterator[ShardResult]:
-        return _write_shards(run_id, destination, shards, place)
+    def work(destination: Destination, rows: FilteredRows, place: Place) -> Iterator[ShardResult]:
+        return _write_shards(run_id, destination, rows, place)
 
     return table_tasks.done(job, pieces, work)
 
 
-def _write_shards(run_id: str, destination: Destination, shards: _Shards, place: Place) -> Iterator[ShardResult]:
-    transact = None if destination.key else partial(write_copies, upto=shards.upto)
+def _write_shards(run_id: str, destination: Destination, rows: FilteredRows, place: Place) -> Iterator[ShardResult]:
+    transact = None if destination.key else partial(write_copies, upto=rows.upto)
 
     def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if shards.arrivals and not destination.quarantine:
+        if rows.arrivals and not destination.quarantine:
             return batch
         left = pc.equal(batch.column(OP), MergedOp.LEFT_SHARD)
-        if shards.arrivals:
+        if rows.arrivals:
             return batch.filter(pc.invert(left))  # a row that did not arrive stays
-        return others(batch.filter(left), destination.key, shards.stay)
+        return others(batch.filter(left), destination.key, rows.stay)
 
-    with FilteredFiles(place.store, shards.paths, place.scratch) as filtered:
-        for number in shards.numbers:
+    assert rows.shards is not None  # shard_pieces has named them
+    with FilteredFiles(place.store, rows.paths) as filtered:
+        for number in rows.shards:
             shard = destination.shards[number]
             write = ShardWrite(
                 run_id,
@@ -122,10 +98,10 @@ def _write_shards(run_id: str, destination: Destination, shards: _Shards, place:
                 shard.facts,
                 shard.table.placement,
                 freshness=destination.rule.freshness,
-                ledger=shards.arrivals,
+                ledger=rows.arrivals,
                 quarantine=destination.quarantine,
                 pipeline=shard.writer,
-                after=shards.after.get(shard.facts.name, 0),
+                after=rows.after.get(shard.facts.name, 0),
             )
             result = write_rows(
                 shard.server,
@@ -133,7 +109,7 @@ def _write_shards(run_id: str, destination: Destination, shards: _Shards, place:
                 destination.layout_of(shard),
                 map(taken, filtered.rows_of(number, destination.key, BATCH_ROWS)),
                 place.scratch,
-                part_rows=shards.part_rows,
+                part_rows=rows.part_rows,
                 transact=transact,
                 session=partial(place.sessions.of, shard),
             )
@@ -143,15 +119,21 @@ def _write_shards(run_id: str, destination: Destination, shards: _Shards, place:
 
 def _part_rows(job: Job, table: MergeTable, destination: Destination) -> int:
     """How many rows a transaction takes; 0 for all."""
-    most = job.target.part_rows
+    most = job.database.part_rows
     if not most or table.rows <= most:
         return 0
     merged = job.merge_counts[table.table]
     for shard in destination.shards:
         why = why_whole(shard.facts, destination.layout_of(shard), merged, quarantine=destination.quarantine)
         if why:
-            log.info("run %s target %s: all rows of %s are written in one transaction, not in parts of %d: %s",
-                     job.plan.run_id, job.target.name, shard.facts.name, most, why)  # fmt: skip
+            log.info(
+                "run %s target %s: all rows of %s are written in one transaction, not in parts of %d: %s",
+                job.plan.run_id,
+                job.target.name,
+                shard.facts.name,
+                most,
+                why,
+            )
             return 0
     return most
 
@@ -163,7 +145,7 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
     paths = {table.table: job.filtered_files(table) for table in tables}
     errors: dict[str, LockstepError] = {}
 
-    def all_written(pieces_of: Mapping[str, Sequence[Piece[_Shards]]]) -> dict[str, list[ShardResult]]:
+    def all_written(pieces_of: Mapping[str, Sequence[Piece[FilteredRows]]]) -> dict[str, list[ShardResult]]:
         done = iter(write_pieces(job, [piece for pieces in pieces_of.values() for piece in pieces]))
         results = {}
         for name, pieces in pieces_of.items():
@@ -175,24 +157,23 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
         return results
 
     with built_after(_large(job, places, tables)):
-        arrived = all_written({
-            table.table: shard_pieces(job, places[table.table], paths[table.table], arrivals=True, rows=table.rows,
-                                 upto=None if table.key else last_batches(table),
-                                 part_rows=_part_rows(job, table, places[table.table]))
-            for table in tables
-        })  # fmt: skip
-    departing: dict[str, list[Piece[_Shards]]] = {}
-    aside = job.folders_in(job.plan.quarantine_folder(job.target.name))
+        arriving = {}
+        for table in tables:
+            upto, part_rows = {} if table.key else last_batches(table), _part_rows(job, table, places[table.table])
+            rows = FilteredRows(paths[table.table], upto=upto, part_rows=part_rows)
+            arriving[table.table] = shard_pieces(job, places[table.table], rows, table.rows)
+        arrived = all_written(arriving)
+    departing: dict[str, list[Piece[FilteredRows]]] = {}
+    aside = folders_in(job.store, job.plan.quarantine_folder(job.target.name))
     for table in tables:
         if table.table in arrived:
             unfit = [row for one in arrived[table.table] for row in one.unfit]
             if unfit or job.quarantine(table.table) in aside:
                 set_aside(job, table, unfit)
             if places[table.table].moving:
-                departing[table.table] = shard_pieces(
-                    job, places[table.table], paths[table.table], arrivals=False, unfit=unfit, rows=table.rows,
-                    after={one.counts.shard: one.counts.number for one in arrived[table.table]},
-                )  # fmt: skip
+                after = {one.counts.shard: one.counts.number for one in arrived[table.table]}
+                rows = FilteredRows(paths[table.table], arrivals=False, stay=list(map(name_of, unfit)), after=after)
+                departing[table.table] = shard_pieces(job, places[table.table], rows, table.rows)
     departed = all_written(departing)
     for table in tables:
         if table.table in errors:
@@ -223,7 +204,7 @@ def _large(job: Job, places: Mapping[str, Destination], tables: Sequence[MergeTa
     """The shards that get so many rows that their indexes wait, if nothing else speaks against it."""
     return [
         IndexedTable(
-            shard.server, job.target.connections[shard.table.connection], shard.table.database, shard.table.table
+            shard.server, job.database.connections[shard.table.connection], shard.table.database, shard.table.table
         )
         for table in tables
         if table.rows >= indexes.LARGE_ROWS * len(places[table.table].shards)

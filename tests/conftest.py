@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -22,8 +21,9 @@ from examples.sandbox.postgres import Postgres
 from examples.sandbox.s3 import S3Server
 from examples.sandbox.setup_browser import BROWSER
 from examples.sandbox.setup_mysql import MYSQL
-from tests.lab.databases import drop_database
+from tests.lab.databases import own_database
 from tests.lab.forked_commands import ForkedCommands
+from tests.lab.shell import shell
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,18 +39,23 @@ settings.register_profile(
 
 LONGEST = (
     "tests/dags/test_scheduler.py",
-    "tests/spark/test_apply.py",
-    "tests/integration/test_snapshot.py",
-    "tests/spark/test_resync.py",
-    "tests/acceptance/test_cli.py",
     "tests/dags/test_browser.py",
-    "tests/acceptance/test_snapshot.py",
-    "tests/acceptance/test_tutorial.py",
-    "tests/crash/test_random_kills.py",
-    "tests/crash/test_random_copy_kills.py",
-    "tests/crash/test_crash_matrix.py",
+    "tests/spark/test_apply.py",
+    "tests/acceptance/test_cutover_ends.py",
+    "tests/acceptance/test_cutover.py",
+    "tests/acceptance/test_reshard.py",
+    "tests/integration/test_repair.py",
+    "tests/integration/test_resync.py",
+    "tests/integration/test_log_identity.py",
+    "tests/integration/test_meta.py",
+    "tests/integration/test_hostile_s3.py",
+    "tests/integration/test_snapshot.py",
+    "tests/integration/test_memory.py",
+    "tests/unit/operations/copy/test_copies_beside_writes.py",
+    "tests/acceptance/test_cutover_kills.py",
+    "tests/acceptance/test_cli.py",
 )
-"""The files that take minutes."""
+"""The files that take most of a processor."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,25 +86,40 @@ def as_before_a_command_line() -> Iterator[None]:
         os.environ.pop("LOCKSTEP_DEBUG", None)
 
 
+@pytest.fixture(autouse=True)
+def as_before_it_exported() -> Iterator[None]:
+    yield
+    shell.undo()
+
+
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariaDb]:
+def shared_servers() -> list[MariaDb | MySql]:
+    """Those that have been started."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def mariadb(shared_servers: list[MariaDb | MySql]) -> Iterator[MariaDb]:
     """A MariaDB source: server id 1, binlog ROW with FULL metadata and images."""
     with MariaDb.start(server_id=1) as server:
+        shared_servers.append(server)
         yield server
 
 
 @pytest.fixture(scope="session")
-def mariadb_target() -> Iterator[MariaDb]:
+def mariadb_target(shared_servers: list[MariaDb | MySql]) -> Iterator[MariaDb]:
     """A second MariaDB, to write to."""
     with MariaDb.start(server_id=2) as server:
+        shared_servers.append(server)
         yield server
 
 
 @pytest.fixture(scope="session")
-def mysql9() -> Iterator[MySql]:
+def mysql9(shared_servers: list[MariaDb | MySql]) -> Iterator[MySql]:
     """A MySQL 9 source with GTIDs."""
     set_up(MYSQL)
     with MySql.start(server_id=3) as server:
+        shared_servers.append(server)
         yield server
 
 
@@ -153,28 +173,29 @@ def spark() -> Iterator[SparkSession]:
 
 @dataclass(frozen=True)
 class SourceDatabase:
-    """A database of one test on the shared source."""
+    """A database of one test on a shared server."""
 
     server: MariaDb | MySql
     name: str
 
-    def execute(self, *statements: str) -> None:
-        """Runs the statements in the database, each committed by itself."""
-        with self.server.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Runs the statements in the database, each committed by itself; the rows of the last one."""
+        return self.server.run(*statements, database=self.name)
 
 
-def new_database(server: MariaDb | MySql) -> Iterator[SourceDatabase]:
-    """A new, empty database, dropped in the end."""
-    name = f"t_{uuid.uuid4().hex[:12]}"
-    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE `{name}`")
-    yield SourceDatabase(server, name)
-    drop_database(server, name)
+def new_database(server: MariaDb | MySql, name: str = "") -> Iterator[SourceDatabase]:
+    """An empty database, by default with a new name, dropped in the end."""
+    with own_database(server, name) as made:
+        yield SourceDatabase(server, made)
 
 
 @pytest.fixture
 def source_database(mariadb: MariaDb) -> Iterator[SourceDatabase]:
     """On `mariadb`."""
     yield from new_database(mariadb)
+
+
+@pytest.fixture
+def target_database(mariadb_target: MariaDb, source_database: SourceDatabase) -> Iterator[SourceDatabase]:
+    """On `mariadb_target`, with the name of `source_database`."""
+    yield from new_database(mariadb_target, source_database.name)

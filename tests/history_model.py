@@ -3,7 +3,7 @@
 The product's kernel (cdc_core/history), the state of a table, which is read from all of its history
 (cdc_core/stage/state.py), and the merge of some of it in a run (spark_jobs/merge.py) are held to `winners` and `nets`
 by property tests; and these to `Server`, which does to a table what was asked and logs it, so that the model is not a
-third opinion (tests/unit/test_history_model.py).
+third opinion (tests/unit/history/test_history_model.py).
 
 The rules, in the order in which `winners` applies them:
 

@@ -22,20 +22,20 @@ PACKAGES = {
     "ring": (["cdc_core/ring"], "tests/unit/ring"),
     "framing": (
         ["cdc_core/binlog/framing.py"],
-        "tests/unit/source/test_event_framer.py tests/unit/source/test_fast_path.py",
+        "tests/unit/source/wire/test_event_framer.py tests/unit/source/transactions/test_fast_path.py",
     ),
     "walk": (
         ["cdc_core/binlog/ordinary.py", "cdc_core/source/transactions/fast_path.py"],
-        "tests/unit/source/test_fast_path.py",
+        "tests/unit/source/transactions/test_fast_path.py",
     ),
     "rows": (
         ["cdc_core/binlog/scan.py", "cdc_core/binlog/image_shapes.py", "cdc_core/binlog/row_columns.py"],
         # That one is about the compiler, which is off here.
-        "tests/unit/binlog --deselect tests/unit/binlog/test_values.py::test_after_warming_nothing_is_left_to_compile",
+        "tests/unit/binlog --deselect tests/unit/binlog/test_warm_cold.py",
     ),
     "commit": (
         ["cdc_core/stage/manifest.py", "cdc_core/operations/extract/stager.py"],
-        "tests/unit/stage/test_manifest.py tests/unit/extract",
+        "tests/unit/stage/test_manifest.py tests/unit/operations/extract",
     ),
 }
 TOOL = [str(Path(sys.executable).with_name("uv")), "tool", "run", "--from", "cosmic-ray==8.7.0", "cosmic-ray"]

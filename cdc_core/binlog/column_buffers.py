@@ -283,19 +283,14 @@ def _date(values: _Values) -> _Decoded:
 
 
 def _datetime(values: _Values) -> _Decoded:
-    fsp = values.column.type.fsp
-    if values.code == TypeCode.DATETIME2:
-        form = temporal.DATETIME2
-    else:
-        form = temporal.DATETIME_HIRES if fsp else temporal.DATETIME_OLD
-    return _moments(values, form, temporal.DATETIME_TEXT, fsp)
+    return _moments(values, temporal.DATETIME2, temporal.DATETIME_TEXT, values.column.type.fsp)
 
 
 def _moments(values: _Values, form: int, kind: int, fsp: int) -> _Decoded:
     out = np.empty(len(values.offset), np.int64)
     bad = np.empty(len(values.offset), np.uint8)
     days = kind == temporal.DATE_TEXT
-    found = temporal.dates(form, fsp, values.buffer, values.offset, values.length, days, out, bad)
+    found = temporal.dates(form, values.buffer, values.offset, values.length, days, out, bad)
     literals = None
     if found:
         rows = np.flatnonzero(bad)
@@ -315,10 +310,9 @@ def _timestamp(values: _Values) -> _Decoded:
     fsp = values.column.type.fsp
     out = np.empty(len(values.offset), np.int64)
     bad = np.empty(len(values.offset), np.uint8)
-    unit = 10 ** (6 - 2 * ((fsp + 1) // 2)) if values.code == TypeCode.TIMESTAMP2 else 10 ** (6 - fsp)
-    little = values.code == TypeCode.TIMESTAMP and fsp == 0
+    unit = 10 ** (6 - 2 * ((fsp + 1) // 2))
     literals = None
-    if temporal.timestamps(little, unit, values.buffer, values.offset, values.length, out, bad):
+    if temporal.timestamps(unit, values.buffer, values.offset, values.length, out, bad):
         rows = np.flatnonzero(bad)
         zero = "0000-00-00 00:00:00" + ("." + "0" * fsp if fsp else "")
         literals = Literals(rows, pa.array([zero]).take(pa.array(np.zeros(len(rows), np.int64))))
@@ -326,9 +320,7 @@ def _timestamp(values: _Values) -> _Decoded:
 
 
 def _time(values: _Values) -> _Decoded:
-    fsp = values.column.type.fsp
-    form = temporal.TIME2 if values.code == TypeCode.TIME2 else temporal.TIME_HIRES if fsp else temporal.TIME_OLD
-    return _temporal_text(values, form, temporal.TIME_TEXT, fsp), None
+    return _temporal_text(values, temporal.TIME2, temporal.TIME_TEXT, values.column.type.fsp), None
 
 
 def _enum(values: _Values) -> _Decoded:

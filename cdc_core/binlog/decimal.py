@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DIGITS = 9
-"""Of a whole group."""
+"""Digits of a whole group."""
 GROUP_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 """Bytes of a group, by its number of digits."""
 

@@ -27,7 +27,6 @@ LUMP = 1 << 20
 """How many bytes of a long event are moved at a time."""
 
 FLAG_IN_USE = 0x01
-FLAG_IGNORABLE = 0x80
 FLAG_ARTIFICIAL = 0x20
 """Made for this stream (the first ROTATE): not in the log."""
 
@@ -185,9 +184,13 @@ def parse_header(data: bytes, where: str = "") -> Header:
     """The header in the first 19 bytes of `data`."""
     read = WireCursor(data, "an event's header", where)
     header = Header(
-        timestamp=read.uint(4), type=read.u8(), server_id=read.uint(4), length=read.uint(4), log_pos=read.uint(4),
+        timestamp=read.uint(4),
+        type=read.u8(),
+        server_id=read.uint(4),
+        length=read.uint(4),
+        log_pos=read.uint(4),
         flags=read.uint(2),
-    )  # fmt: skip
+    )
     if header.length < HEADER_SIZE:
         raise malformed(f"{type_name(header.type)} claims a length of {header.length} bytes", where)
     return header
@@ -325,20 +328,14 @@ def parse_rotate(event: Event) -> Rotate:
 class Query:
     """A statement: DDL, BEGIN, COMMIT, XA ..., SAVEPOINT, or DML of a session in statement format.
 
-    sql:          the bytes as sent; decode by `charset`.
-    client_collation: collation id of `sql` (utf8mb4 names have 45, 255, ...); 0 where the event does not say.
-    microseconds: of the time the statement began, added to the header's seconds; 0 where the event does not say.
-    sql_mode:     bits, None where the event does not say. thread: the session's connection id.
+    sql: the bytes as sent. client_collation: its collation id (utf8mb4 names have 45, 255, ...); 0 where the event does
+    not say. sql_mode: bits, None where the event does not say.
     """
 
     database: str
     sql: bytes
-    thread: int
-    error_code: int
     client_collation: int
-    microseconds: int
     sql_mode: int | None
-    ddl_xid: int
     status: Mapping[int, bytes]
 
 
@@ -348,7 +345,7 @@ _STATUS_SIZES = {
     0: 4, 1: 8, 2: -2, 3: 4, 4: 6, 5: -1, 6: -1, 7: 2, 8: 2, 9: 8, 10: 4, 11: -3, 12: -4, 13: 3,
     16: 1, 17: 8, 18: 2, 19: 1, 20: 1, 128: 3, 129: 8,
 }  # fmt: skip
-_Q_SQL_MODE, _Q_CHARSET, _Q_MICROSECONDS, _Q_DDL_XID, _Q_HRNOW = 1, 4, 13, 17, 128
+_Q_SQL_MODE, _Q_CHARSET = 1, 4
 
 
 def parse_query(event: Event) -> Query:
@@ -357,18 +354,18 @@ def parse_query(event: Event) -> Query:
     Status variables after an unknown one are left unread, as the server itself does.
     """
     read = event.cursor()
-    thread = read.uint(4)
-    read.uint(4)
-    database_length, error_code, status_length = read.u8(), read.uint(2), read.uint(2)
+    read.take(8)
+    database_length, _, status_length = read.u8(), read.uint(2), read.uint(2)
     status = _status(WireCursor(read.take(status_length), f"the status of {event.name}", event.where))
     database = read.name(read.zero_terminated(database_length))
-    microseconds = status.get(_Q_MICROSECONDS, status.get(_Q_HRNOW, b""))
-    mode = status.get(_Q_SQL_MODE)
+    collation, mode = status.get(_Q_CHARSET, b"")[:2], status.get(_Q_SQL_MODE)
     return Query(
-        database, read.rest(), thread, error_code, int.from_bytes(status.get(_Q_CHARSET, b"")[:2], "little"),
-        int.from_bytes(microseconds, "little"), None if mode is None else int.from_bytes(mode, "little"),
-        int.from_bytes(status.get(_Q_DDL_XID, b""), "little"), status,
-    )  # fmt: skip
+        database,
+        read.rest(),
+        int.from_bytes(collation, "little"),
+        None if mode is None else int.from_bytes(mode, "little"),
+        status,
+    )
 
 
 def _status(read: WireCursor) -> dict[int, bytes]:
@@ -396,20 +393,6 @@ def _status(read: WireCursor) -> dict[int, bytes]:
                 names.append(read.zero_terminated(end - read.at))
             found[code] = b"\0".join(names)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """XID: the transaction is committed. xid: the server's internal number of it."""
-
-    xid: int
-
-
-def parse_xid(event: Event) -> Commit:
-    read = event.cursor()
-    commit = Commit(read.uint(8))
-    read.end()
-    return commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,11 +445,3 @@ def parse_incident(event: Event) -> Incident:
         read.take(CHECKSUM_SIZE)
     read.end()
     return Incident(number, message)
-
-
-def parse_rows_query(event: Event) -> bytes:
-    """The statement that caused the next rows: ROWS_QUERY (a length byte, useless above 255) or ANNOTATE_ROWS."""
-    read = event.cursor()
-    if event.header.type == EventType.ROWS_QUERY:
-        read.u8()
-    return read.rest()

@@ -20,19 +20,14 @@ class Gtid:
 
     sid: server uuid as text; "" and gno 0 when anonymous. tag: "" mostly.
     immediate_commit_ts_us: µs UTC when this server committed it; 0 on MySQL 5.7, which does not say.
-    original_commit_ts_us:  when the first server did. flags: bit 0 may hold statement-based statements.
+    original_commit_ts_us:  when the first server did.
     """
 
     sid: str
     gno: int
     tag: str
-    flags: int
-    last_committed: int
-    sequence_number: int
     immediate_commit_ts_us: int
     original_commit_ts_us: int
-    transaction_length: int
-    immediate_server_version: int
 
     @property
     def text(self) -> str:
@@ -48,34 +43,28 @@ def parse_gtid(event: Event) -> Gtid:
     if event.header.type == EventType.GTID_TAGGED:
         return _parse_gtid_tagged(event)
     read = event.cursor()
-    flags = read.u8()
+    read.u8()
     sid = read.take(16)
-    gno = read.uint(8)
-    last_committed = sequence = immediate = original = length = version = 0
+    gno = _number(read, read.uint(8))
+    immediate = original = 0
     if read.left:
         if (kind := read.u8()) != 2:
             raise read.error(f"logical timestamps of kind {kind}, not 2")
-        last_committed, sequence = read.uint(8), read.uint(8)
+        read.take(16)
     if read.left:
         immediate = original = read.uint(7)
         if immediate >> 55:
             immediate &= (1 << 55) - 1
             original = read.uint(7)
     if read.left:
-        length = read.lenenc()
-    if read.left:
-        version = read.uint(4)
-        if version >> 31:
-            version &= (1 << 31) - 1
-            read.uint(4)
+        read.lenenc()
+    if read.left and read.uint(4) >> 31:
+        read.uint(4)
     if read.left:
         read.uint(8)  # commit group ticket, internal to the server
     read.end()
     anonymous = event.header.type == EventType.ANONYMOUS_GTID
-    return Gtid(
-        "" if anonymous else str(UUID(bytes=sid)), 0 if anonymous else gno, "", flags, last_committed, sequence,
-        immediate, original, length, version,
-    )  # fmt: skip
+    return Gtid("" if anonymous else str(UUID(bytes=sid)), 0 if anonymous else gno, "", immediate, original)
 
 
 _HEAD = struct.Struct("<x16sq17xIHB")
@@ -92,6 +81,8 @@ def parse_gtid_head(event: Event) -> tuple[str, int]:
         gtid = parse_gtid(event)
         return gtid.text, gtid.immediate_commit_ts_us
     sid, number, low, middle, high = _HEAD.unpack_from(body)
+    if number < 0:
+        _number(event.cursor(), number)
     commit_ts_us = (low | middle << 32 | high << 48) & _COMMIT_TIME
     return (f"{_sid_text(sid)}:{number}" if code == EventType.GTID else ""), commit_ts_us
 
@@ -131,10 +122,14 @@ def _parse_gtid_tagged(event: Event) -> Gtid:
     if missing or len(sid) != 16:
         raise read.error(f"fields {missing or [1]} are missing")
     immediate = values[6]
-    return Gtid(
-        str(UUID(bytes=sid)), values[2], tag, values[0], values[4], values[5], immediate, values.get(7, immediate),
-        values.get(8, 0), values.get(9, 0),
-    )  # fmt: skip
+    return Gtid(str(UUID(bytes=sid)), _number(read, values[2]), tag, immediate, values.get(7, immediate))
+
+
+def _number(read: WireCursor, number: int) -> int:
+    """A transaction's number, if int64 columns can hold it. MySQL's own limit; on MariaDB only bent bytes say more."""
+    if not 0 <= number < 1 << 63:
+        raise read.error(f"the transaction number {number}")
+    return number
 
 
 def _byte(read: WireCursor) -> int:
@@ -149,24 +144,19 @@ class MariadbGtid:
     """A MariaDB event group begins, or, when standalone, is one statement.
 
     flags2, extra: the raw bytes; properties give the relevant bits. xid: the name of an XA group.
-    A two-phase ALTER logs its statement twice: in a group with start_alter, then in one with commit_alter.
+    A two-phase ALTER logs its statement twice: in a group with start_alter, then in another.
     """
 
     domain: int
     server_id: int
     seq_no: int
     flags2: int
-    commit_id: int = 0
     xid: XaId | None = None
     extra: int = 0
 
     @property
     def standalone(self) -> bool:
         return bool(self.flags2 & 1)
-
-    @property
-    def ddl(self) -> bool:
-        return bool(self.flags2 & 32)
 
     @property
     def xa_prepared(self) -> bool:
@@ -179,10 +169,6 @@ class MariadbGtid:
     @property
     def start_alter(self) -> bool:
         return bool(self.extra & 2)
-
-    @property
-    def commit_alter(self) -> bool:
-        return bool(self.extra & 4)
 
     @property
     def rollback_alter(self) -> bool:
@@ -200,15 +186,16 @@ def parse_mariadb_gtid(event: Event) -> MariadbGtid:
     """number u64, domain u32, flags u8; flag 2: commit id u64; XA flags: format i32, two length bytes, the name;
     extra flags u8 and their fields, of which newer servers add some: those are left unread; padded with zeros."""
     read = event.cursor()
-    seq_no, domain, flags = read.uint(8), read.uint(4), read.u8()
-    commit_id = read.uint(8) if flags & _MARIADB_GROUP_COMMIT else 0
+    seq_no, domain, flags = _number(read, read.uint(8)), read.uint(4), read.u8()
+    if flags & _MARIADB_GROUP_COMMIT:
+        read.uint(8)
     xid = None
     if flags & _MARIADB_XA:
         number = int.from_bytes(read.take(4), "little", signed=True)
         gtrid_length, bqual_length = read.u8(), read.u8()
         xid = XaId(number, read.take(gtrid_length), read.take(bqual_length))
     extra = read.u8() if read.left else 0
-    return MariadbGtid(domain, event.header.server_id, seq_no, flags, commit_id, xid, extra)
+    return MariadbGtid(domain, event.header.server_id, seq_no, flags, xid, extra)
 
 
 def parse_mariadb_gtid_list(event: Event) -> tuple[str, ...]:

@@ -65,9 +65,8 @@ class ImageShape:
     def whole(self) -> bool:
         return bool(self.present.all() and self.after.all()) and not self.differences
 
-    def for_kernels(self, table_map: TableMap, schema: TableSchema | None) -> scan.ScanShape:
-        fsps = [None] * table_map.columns if schema is None else _fsps(schema, table_map)
-        return scan.shape_of(table_map, fsps, *self.bitmaps, self.differences)
+    def for_kernels(self, table_map: TableMap) -> scan.ScanShape:
+        return scan.shape_of(table_map, *self.bitmaps, self.differences)
 
     def omitted(self, schema: TableSchema) -> list[str]:
         """Columns that take their default: the log does not have their values."""
@@ -103,12 +102,6 @@ class ImageShape:
 
 def _lacking(schema: TableSchema, there: Bools) -> list[Column]:
     return [column for column, present in zip(schema.columns, there[: len(schema.columns)], strict=True) if not present]
-
-
-def _fsps(schema: TableSchema, table_map: TableMap) -> list[int | None]:
-    """By column of the images, which may have hidden ones after those of the schema."""
-    own = [column.type.fsp for column in schema.columns]
-    return [*own, *[None] * (table_map.columns - len(own))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,9 +173,9 @@ def locate_values(
 ) -> LocatedValues:
     """Locates all values without decoding any. `images` must have the columns of `table_map`.
 
-    Raises what `rows.decode_rows` raises for images that lack something, or do not match the table's shape.
+    Raises what `row_columns.decode_rows` raises for images that lack something, or do not match the table's shape.
     """
-    shapes = _shapes(images, table_map)
+    shapes = image_shapes(images, table_map)
     places = _places(schema, table_map, images, shapes)
     shape_of_event = np.zeros(len(images), np.int64)
     for number, shape in enumerate(shapes):
@@ -205,16 +198,6 @@ def locate_values(
     )
 
 
-def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | None = None) -> scan.Longs:
-    """Rows in each event, without decoding a value, for images with any columns.
-
-    `schema` is needed only for temporal columns of the old codes (7, 11, 12), whose width MariaDB does not log.
-    Raises DataAtRisk `source.log_damaged`.
-    """
-    require_columns(table_map, images)
-    return _count(table_map, images, schema, _shapes(images, table_map))
-
-
 def require_columns(table_map: TableMap, images: RowImages) -> None:
     """Raises DataAtRisk `source.log_damaged` where the events have another number of columns than their table map."""
     if len(images) and images.columns != table_map.columns:
@@ -224,7 +207,7 @@ def require_columns(table_map: TableMap, images: RowImages) -> None:
         )
 
 
-def _shapes(images: RowImages, table_map: TableMap) -> list[ImageShape]:
+def image_shapes(images: RowImages, table_map: TableMap) -> list[ImageShape]:
     """The events by form, kind and bitmaps."""
     number = images.shape.astype(np.int64) * 8 + images.partial * 4 + images.kind
     found = []
@@ -236,14 +219,13 @@ def _shapes(images: RowImages, table_map: TableMap) -> list[ImageShape]:
     return found
 
 
-def _count(
-    table_map: TableMap, images: RowImages, schema: TableSchema | None, shapes: Sequence[ImageShape]
-) -> scan.Longs:
+def count_rows(table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]) -> scan.Longs:
+    """Rows in each event. Raises DataAtRisk (source.log_damaged)."""
     extent = images.for_kernels()
     rows = np.zeros(len(images), np.int64)
     for shape in shapes:
         events = shape.events
-        counted, misfit = scan.count(extent.of(events), shape.for_kernels(table_map, schema))
+        counted, misfit = scan.count(extent.of(events), shape.for_kernels(table_map))
         if misfit.why != scan.OK:
             event = int(events[misfit.event])
             raise malformed(
@@ -260,12 +242,11 @@ def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes:
     extent = images.for_kernels()
     if all(shape.whole for shape in shapes):
         # Inserts, updates and deletes with all columns are found in one walk, in stream order.
-        fsps = _fsps(schema, table_map)
         full = bytes([255]) * ((table_map.columns + 7) // 8)
-        whole = scan.shape_of(table_map, fsps, full, full, False)
+        whole = scan.shape_of(table_map, full, full, False)
         places = scan.find(extent, whole, scan.likely_rows(extent, whole))
         if places is None:
-            places = scan.find(extent, whole, int(_count(table_map, images, schema, shapes).sum()))
+            places = scan.find(extent, whole, int(count_rows(table_map, images, shapes).sum()))
     else:
         for shape in shapes:
             shape.require_identity(schema, images.where(int(shape.events[0])))
@@ -284,7 +265,7 @@ def _find_by_shape(
 ) -> scan.RowSpans | None:
     """As scan.find, for several shapes: a value that is not in any image has the length of a null."""
     extent, columns = images.for_kernels(), table_map.columns
-    rows = _count(table_map, images, schema, shapes)
+    rows = count_rows(table_map, images, shapes)
     first = np.cumsum(rows) - rows
     update = np.repeat(images.kind == UPDATE, rows)
     number = np.cumsum(update) - 1
@@ -294,7 +275,7 @@ def _find_by_shape(
     before_end = np.zeros(updates, np.int64)
     for shape in shapes:
         events, counts = shape.events, rows[shape.events]
-        found = scan.find(extent.of(events), shape.for_kernels(table_map, schema), int(counts.sum()))
+        found = scan.find(extent.of(events), shape.for_kernels(table_map), int(counts.sum()))
         if found is None:
             return None
         at = np.repeat(first[events] - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))

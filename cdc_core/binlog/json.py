@@ -22,9 +22,7 @@ MAX_DEPTH = 100
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY = range(4)
 _LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING = range(4, 13)
 _OPAQUE = 15
-_NUMBERS = {
-    _INT16: "<h", _UINT16: "<H", _INT32: "<i", _UINT32: "<I", _INT64: "<q", _UINT64: "<Q", _DOUBLE: "<d",
-}  # fmt: skip
+_NUMBERS = {_INT16: "<h", _UINT16: "<H", _INT32: "<i", _UINT32: "<I", _INT64: "<q", _UINT64: "<Q", _DOUBLE: "<d"}
 _LITERALS = {0: "null", 1: "true", 2: "false"}
 _TYPE_DECIMAL, _TYPE_DATE, _TYPE_TIME, _TYPE_DATETIME, _TYPE_TIMESTAMP = 246, 10, 11, 12, 7
 

@@ -338,9 +338,7 @@ def documents(buf, offset, length, out, size, stack, bits, floats, tens, hexes, 
             continue
         end = _DECLINED
         if length[i] > 0:
-            end = _document(
-                buf, offset[i], offset[i] + length[i], out, to, stack, bits, floats, tens, hexes, words
-            )  # fmt: skip
+            end = _document(buf, offset[i], offset[i] + length[i], out, to, stack, bits, floats, tens, hexes, words)
         if end < 0:
             size[i] = _DECLINED
         else:

@@ -29,14 +29,12 @@ import numpy.typing as npt
 
 from cdc_core.binlog.compiled import inlined, kernel
 from cdc_core.binlog.event_headers import HEADER_SIZE, TRACE_BYTES, EventType
-from cdc_core.binlog.framing import crc32, little32
+from cdc_core.binlog.framing import Bytes, FramedEvents, Longs, crc32, little32
 from cdc_core.binlog.rows_event import UPDATE
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
-Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
-Longs = npt.NDArray[np.int64]
 Crcs = npt.NDArray[np.uint32]
 
 DONE, UNUSUAL, OPEN, FULL = 0, 1, 2, 3
@@ -44,7 +42,7 @@ DONE, UNUSUAL, OPEN, FULL = 0, 1, 2, 3
 reached."""
 
 TRANSACTION, UNCAPTURED = 0, 3
-"""Of model.block.EntryKind."""
+"""Values of model.block.EntryKind."""
 
 MAP_SLOTS = 1 << 14
 
@@ -79,23 +77,6 @@ _LENGTH_IN_TWO_BYTES = 252
 
 _LEFT_OUT, _STRANGE, _NO_ROOM = 0, -1, -2
 """What `_row_event` returns instead of a weight."""
-
-
-class OrdinaryEvents(NamedTuple):
-    """Events in the receive buffer, framed and verified; those from `first` up to `stop` are to be read.
-
-    at: each header's offset in `buffer`. length: of the whole event. code: its type. start: its offset in the file.
-    checksum_size: bytes after each body.
-    """
-
-    buffer: Bytes
-    at: Longs
-    length: Longs
-    code: Bytes
-    start: Longs
-    first: int
-    stop: int
-    checksum_size: int
 
 
 class KnownMaps(NamedTuple):
@@ -140,8 +121,8 @@ class WeightLimits(NamedTuple):
 
 
 class EntryArrays(NamedTuple):
-    """Columns for what `take_transactions` finds: one element an entry of a block (model.block.Entries). The trace is
-    that of its last transaction."""
+    """Columns for what `take_transactions` finds: one element an entry of a block (model.block.Entries). name: index
+    into GtidNames, -1 where there is none."""
 
     kind: Longs
     begin: Longs
@@ -149,17 +130,10 @@ class EntryArrays(NamedTuple):
     seq: Longs
     commit_ts_us: Longs
     events: Longs
+    name: Longs
+    number: Longs
     trace: Longs
     trace_crc: Longs
-
-
-class GtidRuns(NamedTuple):
-    """Columns for GTIDs of entries, as runs of consecutive numbers low..high under a name (index into GtidNames)."""
-
-    entry: Longs
-    name: Longs
-    low: Longs
-    high: Longs
 
 
 class RowEvents(NamedTuple):
@@ -179,14 +153,13 @@ class RowEvents(NamedTuple):
 
 
 class TransactionsTaken(NamedTuple):
-    """reached: index of the first event that was not taken. entries, runs, rows: valid elements of the columns.
+    """reached: index of the first event that was not taken. entries, rows: valid elements of the columns.
     left_out: row events of tables that are not captured. end: where the last entry ends. group: number of the last
     transaction looked at."""
 
     why: int
     reached: int
     entries: int
-    runs: int
     rows: int
     left_out: int
     end: int
@@ -207,24 +180,30 @@ class RowEventsTaken(NamedTuple):
 
 @kernel
 def take_transactions(
-    events: OrdinaryEvents, maps: KnownMaps, names: GtidNames, limits: WeightLimits, entries: EntryArrays,
-    runs: GtidRuns, rows: RowEvents, group: int, base_seq: int, end: int, joins: bool, crc_tables: Crcs,
-) -> TransactionsTaken:  # fmt: skip
+    events: FramedEvents,
+    maps: KnownMaps,
+    names: GtidNames,
+    limits: WeightLimits,
+    entries: EntryArrays,
+    rows: RowEvents,
+    group: int,
+    base_seq: int,
+    end: int,
+    crc_tables: Crcs,
+) -> TransactionsTaken:
     """Takes ordinary transactions from the first event on.
 
     group: number of the previous transaction. base_seq: the file's part of an order key. end: where the previous entry
-    ended. joins: that entry is UNCAPTURED, so that a first UNCAPTURED one will join it.
-    A transaction that is not taken does not affect the result.
+    ended. A transaction that is not taken does not affect the result.
     """
     i = events.first
-    n_entries = 0
-    n_runs = 0
+    e = 0
     n_rows = 0
     left_out = 0
     weight = 0
     why = DONE
     while i < events.stop:
-        if weight >= limits.weight or n_entries == entries.kind.shape[0] or n_runs == runs.entry.shape[0]:
+        if weight >= limits.weight or e == entries.kind.shape[0]:
             why = FULL
             break
         usual, begun, name, number, commit_ts_us = _gtid(events, i, names)
@@ -232,44 +211,39 @@ def take_transactions(
             why = UNUSUAL
             break
         group += 1
-        why, j, n, dropped, heavy = _transaction(events, i + 1, begun, maps, limits, rows, n_rows, n_entries, group)
+        why, j, n, dropped, heavy = _transaction(events, i + 1, begun, maps, limits, rows, n_rows, e, group)
         if why != DONE:
             break
-        captured = n > n_rows
-        after = events.start[j - 1] + events.length[j - 1]
-        if not captured and n_entries and entries.kind[n_entries - 1] == UNCAPTURED:
-            # Neighbouring transactions without captured rows are one entry.
-            e = n_entries - 1
-            entries.end[e] = after
-            entries.commit_ts_us[e] = max(entries.commit_ts_us[e], commit_ts_us)
-            entries.events[e] += j - i
-        else:
-            e = n_entries
-            entries.kind[e] = TRANSACTION if captured else UNCAPTURED
-            entries.begin[e] = end
-            entries.end[e] = after
-            entries.seq[e] = base_seq | events.start[i]
-            entries.commit_ts_us[e] = commit_ts_us
-            entries.events[e] = j - i
-            if captured or e or not joins:
-                weight += limits.entry
-            n_entries += 1
+        entries.kind[e] = TRANSACTION if n > n_rows else UNCAPTURED
+        entries.begin[e] = end
+        end = events.start[j - 1] + events.length[j - 1]
+        entries.end[e] = end
+        entries.seq[e] = base_seq | events.start[i]
+        entries.commit_ts_us[e] = commit_ts_us
+        entries.events[e] = j - i
+        entries.name[e] = name
+        entries.number[e] = number
         entries.trace[e], entries.trace_crc[e] = _traced(events, i, j, events.start[i], np.int64(0), crc_tables)
-        if name >= 0:
-            n_runs = _add_gtid(runs, n_runs, e, name, number, names.rows[name, 2] == 1)
+        e += 1
         n_rows = n
         left_out += dropped
-        weight += heavy
-        end = after
+        weight += limits.entry + heavy
         i = j
-    return TransactionsTaken(why, i, n_entries, n_runs, n_rows, left_out, end, group)
+    return TransactionsTaken(why, i, e, n_rows, left_out, end, group)
 
 
 @kernel
 def take_row_events(
-    events: OrdinaryEvents, maps: KnownMaps, limits: WeightLimits, rows: RowEvents, group: int, ordinal: int,
-    trace: int, trace_crc: int, crc_tables: Crcs,
-) -> RowEventsTaken:  # fmt: skip
+    events: FramedEvents,
+    maps: KnownMaps,
+    limits: WeightLimits,
+    rows: RowEvents,
+    group: int,
+    ordinal: int,
+    trace: int,
+    trace_crc: int,
+    crc_tables: Crcs,
+) -> RowEventsTaken:
     """Takes table maps and row events of the open transaction `group` from the first event on, up to its end or until
     they weigh `limits.weight`. ordinal: of its next row event. trace, trace_crc: up to the first event."""
     j = events.first
@@ -303,7 +277,7 @@ def take_row_events(
 
 @inlined
 def _traced(events, first, stop, trace, trace_crc, crc_tables):
-    """A trace of the log with the events first..stop-1, as events.folded and events.crc_of make it."""
+    """A trace of the log with the events first..stop-1, as event_headers.folded and event_headers.crc_of make it."""
     for k in range(first, stop):
         at = events.at[k]
         if events.start[k] + events.length[k] - trace > TRACE_BYTES:
@@ -505,26 +479,6 @@ def _all_present(buf, at, bitmaps, columns):
         if buf[at + b] & want != want:
             return False
     return True
-
-
-@inlined
-def _add_gtid(runs, n_runs, entry, name, number, mariadb):
-    """Adds a GTID to the last run, or as a new one; returns how many there are."""
-    r = n_runs - 1
-    if r >= 0 and runs.entry[r] == entry and runs.name[r] == name:
-        if mariadb and number >= runs.high[r]:
-            # In a MariaDB domain the last number implies all before it.
-            runs.low[r] = number
-            runs.high[r] = number
-            return n_runs
-        if not mariadb and number == runs.high[r] + 1:
-            runs.high[r] = number
-            return n_runs
-    runs.entry[n_runs] = entry
-    runs.name[n_runs] = name
-    runs.low[n_runs] = number
-    runs.high[n_runs] = number
-    return n_runs + 1
 
 
 @inlined

@@ -34,13 +34,14 @@ from cdc_core.model.staged_columns import BEFORE_MARK, row_field
 class DecodedRows:
     """Rows in columns, n of them, in stream order.
 
-    after:   one array per column of the schema (of its Arrow type, length n): the after image, for a delete the before
-    image. before:  struct array of the same columns, length n: the before image of an update, else null. op:
-    dictionary<int32, string> of length n: c, u or d. literal: map<string, string> of length n: column -> exact text
-    that the typed column cannot hold; a value of `before` is under `_before.<column>`. Null where there is none.
-    absent:  dictionary<int32, string> of length n: see staged_column_buffers.py; null where the images hold all
-    columns. event:   int32 of length n, `RowImages.event` of the event each row came from; ascending with it.
-    rows_per_event: int64, rows in each event of the RowImages, in order.
+    after:   one array per column of the schema (of its Arrow type): the after image, for a delete the before image.
+    before:  struct array of the same columns: the before image of an update, else null.
+    op:      dictionary<int32, string>: c, u or d.
+    literal: map<string, string>: column -> exact text that the typed column cannot hold; a value of `before` is under
+             `_before.<column>`. Null where there is none.
+    absent:  dictionary<int32, string>: see staged_columns.py; null where the images hold all columns.
+    event:   int32, `RowImages.event` of the event each row came from; ascending with it.
+    rows_per_event: int64, one for each event of the RowImages, in order.
     """
 
     after: tuple[pa.Array, ...]

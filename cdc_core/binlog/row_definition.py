@@ -16,13 +16,7 @@ from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import RESYNC, Refused, TableRefused
 from cdc_core.model.collations import own_name
-from cdc_core.model.schema import (
-    GEOMETRY_BASES,
-    TEXT_BASES,
-    Column,
-    ColumnType,
-    TableSchema,
-)  # fmt: skip
+from cdc_core.model.schema import GEOMETRY_BASES, TEXT_BASES, Column, ColumnType, TableSchema
 
 SCHEMA_REMEDY = f"SET GLOBAL binlog_row_metadata = FULL on the source, so that the log names its columns, and {RESYNC}"
 
@@ -34,10 +28,7 @@ _PLAIN = {
     TypeCode.FLOAT: "float", TypeCode.DOUBLE: "double", TypeCode.DATE: "date", TypeCode.NEWDATE: "date",
     TypeCode.YEAR: "year", TypeCode.JSON: "json",
 }  # fmt: skip
-_TEMPORAL = {
-    TypeCode.TIMESTAMP: "timestamp", TypeCode.TIMESTAMP2: "timestamp", TypeCode.DATETIME: "datetime",
-    TypeCode.DATETIME2: "datetime", TypeCode.TIME: "time", TypeCode.TIME2: "time",
-}  # fmt: skip
+_TEMPORAL = {TypeCode.TIMESTAMP2: "timestamp", TypeCode.DATETIME2: "datetime", TypeCode.TIME2: "time"}
 _OLD_TEMPORAL = frozenset({TypeCode.TIMESTAMP, TypeCode.DATETIME, TypeCode.TIME})
 _BLOBS = frozenset({TypeCode.BLOB, TypeCode.TINY_BLOB, TypeCode.MEDIUM_BLOB, TypeCode.LONG_BLOB})
 _BLOB_NAMES = {1: ("tinyblob", "tinytext"), 2: ("blob", "text"), 3: ("mediumblob", "mediumtext")}
@@ -57,9 +48,16 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
     """The definition that the row images after `table_map` follow.
 
     known:   the definition in INFORMATION_SCHEMA, as close to this position as available; None if unread.
-    mariadb: the log is MariaDB's, whose temporals of the old codes may have a fraction that it does not log.
-    Raises Refused (source.incomplete_rows) when they contradict each other or do not suffice.
+    Raises Refused (source.incomplete_rows) when they contradict each other or do not suffice; TableRefused
+    (source.unsupported_table).
     """
+    if _OLD_TEMPORAL & set(table_map.types):
+        raise TableRefused(
+            f"{table_map.name} has a TIMESTAMP, DATETIME or TIME column in the form of servers before MySQL 5.6 and "
+            "MariaDB 10.1.",
+            code="source.unsupported_table",
+            remedy=f"ALTER TABLE ... FORCE on the source (MariaDB: with mysql56_temporal_format = ON), and {RESYNC}",
+        )
     if table_map.names is None:
         return _checked(table_map, known, mariadb=mariadb)
     by_name = {column.name: column for column in known.columns} if known else {}
@@ -71,13 +69,6 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
         found = by_name.get(name)
         if found is not None and not fits(found.type, table_map, i):
             found = None
-        if found is None and mariadb and table_map.types[i] in _OLD_TEMPORAL:
-            raise Refused(
-                f"The log has column {table_map.name}.{name} in an old temporal form, which lacks its fractional "
-                "digits.",
-                code="source.incomplete_rows",
-                remedy=f"ALTER TABLE ... FORCE with mysql56_temporal_format = ON on the source, and {RESYNC}",
-            )
         kind = found.type if found is not None else _own(_logged_type(table_map, i), mariadb=mariadb)
         computed = {} if found is None else {"generated": found.generated, "logged": found.logged}
         columns.append(Column(name, kind, table_map.nullable[i], key_parts.get(i), **computed))
@@ -167,7 +158,7 @@ def _logged_type(table_map: TableMap, i: int) -> ColumnType:
     if code == TypeCode.BIT:
         return ColumnType("bit", length=metadata)
     if code in _TEMPORAL:
-        return ColumnType(_TEMPORAL[TypeCode(code)], fsp=0 if code in _OLD_TEMPORAL else metadata)
+        return ColumnType(_TEMPORAL[TypeCode(code)], fsp=metadata)
     if code == TypeCode.GEOMETRY:
         number = table_map.geometry_types[i] if table_map.geometry_types is not None else 0
         return ColumnType(_GEOMETRIES[number] if number < len(_GEOMETRIES) else "geometry")
@@ -232,7 +223,7 @@ def fits(kind: ColumnType, table_map: TableMap, i: int) -> bool:
     if code == TypeCode.BIT:
         return base == "bit" and (kind.length or 1) == metadata
     if code in _TEMPORAL:
-        return base == _TEMPORAL[TypeCode(code)] and (code in _OLD_TEMPORAL or kind.fsp == metadata)
+        return base == _TEMPORAL[TypeCode(code)] and kind.fsp == metadata
     if code == TypeCode.GEOMETRY:
         return base in GEOMETRY_BASES
     if code == TypeCode.VECTOR:

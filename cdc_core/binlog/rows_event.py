@@ -22,7 +22,6 @@ _V1 = frozenset({EventType.WRITE_ROWS_V1, EventType.UPDATE_ROWS_V1, EventType.DE
 ROW_EVENTS = frozenset(_KINDS)
 """Types that `parse_rows` reads; MariaDB's compressed ones become these in `compressed.plain`."""
 
-FLAG_STATEMENT_END = 0x01
 FLAG_LOGS_CASCADES = 0x10
 """USE_SQL_FOREIGN_KEY_F: what foreign keys change with the rows is logged too. MySQL sets it in each row event since
 9.6, unless innodb_native_foreign_keys is on. A replica writes it as its source did, and logs what its source logged."""
@@ -62,9 +61,16 @@ def parse_rows(event: Event) -> RowsEvent:
         end = middle + bitmap if kind == UPDATE else middle
         if end <= len(body):
             return RowsEvent(
-                kind, int.from_bytes(body[:6], "little"), int.from_bytes(body[6:8], "little"), body[at],
-                body[at + 1 : middle], body[middle:end], code == EventType.PARTIAL_UPDATE_ROWS, body[end:], event,
-            )  # fmt: skip
+                kind,
+                int.from_bytes(body[:6], "little"),
+                int.from_bytes(body[6:8], "little"),
+                body[at],
+                body[at + 1 : middle],
+                body[middle:end],
+                code == EventType.PARTIAL_UPDATE_ROWS,
+                body[end:],
+                event,
+            )
     read = event.cursor()
     if kind is None:
         raise read.error("not a row event")

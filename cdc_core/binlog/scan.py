@@ -8,7 +8,6 @@ the columns that are not null. An update is a before image and an after image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +29,6 @@ Ints = npt.NDArray[np.int32]
 _FIXED = {
     TypeCode.TINY: 1, TypeCode.SHORT: 2, TypeCode.INT24: 3, TypeCode.LONG: 4, TypeCode.LONGLONG: 8,
     TypeCode.FLOAT: 4, TypeCode.DOUBLE: 8, TypeCode.DATE: 3, TypeCode.NEWDATE: 3, TypeCode.YEAR: 1,
-    TypeCode.TIMESTAMP: 4, TypeCode.DATETIME: 8, TypeCode.TIME: 3,
 }  # fmt: skip
 _PREFIXED = frozenset({
     TypeCode.BLOB, TypeCode.TINY_BLOB, TypeCode.MEDIUM_BLOB, TypeCode.LONG_BLOB, TypeCode.JSON, TypeCode.GEOMETRY,
@@ -38,21 +36,10 @@ _PREFIXED = frozenset({
 })  # fmt: skip
 _STRINGS = frozenset({TypeCode.STRING, TypeCode.VARCHAR, TypeCode.VAR_STRING, TypeCode.VARCHAR_COMPRESSED})
 _FRACTIONAL = {TypeCode.TIMESTAMP2: 4, TypeCode.DATETIME2: 5, TypeCode.TIME2: 3}
-# MariaDB's own fractional forms of the old codes, by digits (sql/field.cc: sec_part_bytes, datetime_hires_bytes).
-_HIRES = {
-    TypeCode.TIMESTAMP: (4, 5, 5, 6, 6, 7, 7),
-    TypeCode.DATETIME: (8, 6, 6, 7, 7, 7, 8),
-    TypeCode.TIME: (3, 4, 4, 5, 5, 5, 6),
-}
 
 
-def value_size(code: int, metadata: int, fsp: int | None) -> tuple[int, int]:
-    """(size in bytes, 0), or (0, width of the length before the value). fsp: for the old temporal codes only.
-
-    (-1, 0): a code that no server writes.
-    """
-    if code in _HIRES and fsp:
-        return _HIRES[TypeCode(code)][fsp], 0
+def value_size(code: int, metadata: int) -> tuple[int, int]:
+    """(size in bytes, 0), or (0, width of the length before the value). (-1, 0): a code that no server writes."""
     if code in _FIXED:
         return _FIXED[TypeCode(code)], 0
     if code in _FRACTIONAL:
@@ -87,7 +74,7 @@ class ImageSpans(NamedTuple):
     kind: Bytes
 
     def of(self, events: Longs | slice) -> ImageSpans:
-        """Those of some events."""
+        """The images of some events."""
         return ImageSpans(self.buffer, self.start[events], self.stop[events], self.kind[events])
 
 
@@ -253,15 +240,12 @@ class RowSpans:
         return int(self.offset.shape[1])
 
 
-def shape_of(table_map: TableMap, fsps: Sequence[int | None], present: bytes, after: bytes, partial: bool) -> ScanShape:
-    """The shape of images with these bitmaps of present columns (after: b"" but for updates).
-
-    fsps: digits of old temporal columns, None where unknown.
-    """
+def shape_of(table_map: TableMap, present: bytes, after: bytes, partial: bool) -> ScanShape:
+    """The shape of images with these bitmaps of present columns (after: b"" but for updates)."""
     size = np.zeros(table_map.columns, np.int32)
     prefix = np.zeros(table_map.columns, np.int32)
     for i, (code, metadata) in enumerate(zip(table_map.types, table_map.metadata, strict=True)):
-        size[i], prefix[i] = value_size(code, metadata, fsps[i])
+        size[i], prefix[i] = value_size(code, metadata)
         if size[i] < 0:
             raise malformed(
                 f"Column {i} of {table_map.name} has type code {code} with metadata {metadata}, which no server writes",
@@ -306,9 +290,14 @@ def find(images: ImageSpans, shape: ScanShape, capacity: int) -> RowSpans | None
         return None
     total, updated = int(rows.sum()), int(rows[updating].sum())
     return RowSpans(
-        rows, spans.offset[:, :total], spans.length[:, :total], before.offset[:, :updated], before.length[:, :updated],
-        before.row[:updated], before.end[:updated],
-    )  # fmt: skip
+        rows,
+        spans.offset[:, :total],
+        spans.length[:, :total],
+        before.offset[:, :updated],
+        before.length[:, :updated],
+        before.row[:updated],
+        before.end[:updated],
+    )
 
 
 def likely_rows(images: ImageSpans, shape: ScanShape) -> int:

@@ -3,14 +3,14 @@
 Layout (MySQL libs/mysql/binlog/event/rows_event.h): table id u48, flags u16, database (length u8, NUL), table (the
 same), column count lenenc, a type byte per column, metadata (lenenc size, then 0 to 2 bytes per column), a bitmap
 of nullable columns, then optional fields: type u8, length lenenc, value (Optional_metadata_field_type in that file).
-Keeps true: a field that cannot be read to its end is an error; a field of unknown type is kept unread in
-`unknown_fields`, since the fields are optional.
+Keeps true: a field that cannot be read to its end is an error; a field of unknown type is left unread, since the fields
+are optional.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 from cdc_core.binlog.event_headers import Event
@@ -88,8 +88,8 @@ class TableMap:
     The optional fields are None where the server did not log them:
     unsigned: per column, False for what is not numeric. collations: id per character column, else 0.
     enum_collations: the same for ENUM and SET. labels: raw bytes of ENUM and SET members, () for other columns.
-    names: of all columns. key: column indices in key-part order, with prefix lengths in `key_prefixes` (0: whole).
-    visible, geometry_types, vector_dimensions: per column, True and 0 where it does not apply.
+    names: of all columns. key: column indices in key-part order.
+    geometry_types, vector_dimensions: per column, 0 where it does not apply.
     """
 
     table_id: int
@@ -105,11 +105,8 @@ class TableMap:
     labels: tuple[tuple[bytes, ...], ...] | None = None
     names: tuple[str, ...] | None = None
     key: tuple[int, ...] | None = None
-    key_prefixes: tuple[int, ...] = ()
-    visible: tuple[bool, ...] | None = None
     geometry_types: tuple[int, ...] | None = None
     vector_dimensions: tuple[int, ...] | None = None
-    unknown_fields: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -118,11 +115,6 @@ class TableMap:
     @property
     def columns(self) -> int:
         return len(self.types)
-
-    @property
-    def full(self) -> bool:
-        """Whether names are logged: binlog_row_metadata=FULL."""
-        return self.names is not None
 
 
 def table_name(event: Event) -> tuple[str, str]:
@@ -153,14 +145,22 @@ def parse_table_map(event: Event, *, mariadb: bool) -> TableMap:
         optional[kind] = read.take(read.lenenc())
     fields = _Fields(types, optional, f"{event.name} {database}.{table}", event.where)
     return TableMap(
-        table_id, flags, database, table, types, tuple(number for _, number in pairs), nullable,
-        unsigned=fields.unsigned(), collations=fields.collations(2, 3, _CHARACTER, _COUNTED_TOO[mariadb]),
+        table_id,
+        flags,
+        database,
+        table,
+        types,
+        tuple(number for _, number in pairs),
+        nullable,
+        unsigned=fields.unsigned(),
+        collations=fields.collations(2, 3, _CHARACTER, _COUNTED_TOO[mariadb]),
         enum_collations=fields.collations(10, 11, frozenset({TypeCode.ENUM, TypeCode.SET})),
-        labels=fields.labels(), names=fields.names(), key=fields.key()[0], key_prefixes=fields.key()[1],
-        visible=fields.visible(), geometry_types=fields.numbers(7, TypeCode.GEOMETRY),
+        labels=fields.labels(),
+        names=fields.names(),
+        key=fields.key(),
+        geometry_types=fields.numbers(7, TypeCode.GEOMETRY),
         vector_dimensions=fields.numbers(13, TypeCode.VECTOR),
-        unknown_fields={kind: value for kind, value in optional.items() if not 1 <= kind <= 13},
-    )  # fmt: skip
+    )
 
 
 def _type_and_metadata(code: int, read: WireCursor) -> tuple[int, int]:
@@ -267,26 +267,19 @@ class _Fields:
         read.end()
         return names
 
-    def key(self) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-        """Field 8: column indices; field 9: pairs of index and prefix length (0: the whole column)."""
+    def key(self) -> tuple[int, ...] | None:
+        """Field 8: column indices; field 9: pairs of index and prefix length."""
         read = self._cursor(8) or self._cursor(9)
         if read is None:
-            return None, ()
-        columns, prefixes = [], []
+            return None
+        columns = []
         while read.left:
             columns.append(read.lenenc())
-            prefixes.append(0 if 8 in self.raw else read.lenenc())
+            if 8 not in self.raw:
+                read.lenenc()
             if columns[-1] >= len(self.types):
                 raise read.error(f"column {columns[-1]} of {len(self.types)} in the key")
-        return tuple(columns), tuple(prefixes)
-
-    def visible(self) -> tuple[bool, ...] | None:
-        read = self._cursor(12)
-        if read is None:
-            return None
-        bits = read.take((len(self.types) + 7) // 8)
-        read.end()
-        return tuple(bool(bits[i >> 3] >> (7 - (i & 7)) & 1) for i in range(len(self.types)))
+        return tuple(columns)
 
     def numbers(self, kind: int, code: TypeCode) -> tuple[int, ...] | None:
         read = self._cursor(kind)

@@ -1,8 +1,8 @@
-"""Kernels of DATE, DATETIME, TIMESTAMP and TIME, in every form that MySQL and MariaDB have ever written.
+"""Kernels of DATE, DATETIME, TIMESTAMP and TIME, as MySQL has written them since 5.6 and MariaDB since 10.1.
 
 A date that is not in the calendar (zero, 2024-02-31, year 0) does not exist in Arrow: it is flagged, and its text
-comes from `text`, as the server prints it. Sources: MySQL mysys/my_time.cc, MariaDB sql/field.cc (pack_time,
-sec_part_shift), verified against both servers by tests/integration/test_binlog_types.py.
+comes from `text`, as the server prints it. Source: MySQL mysys/my_time.cc, verified against both servers by
+tests/integration/test_binlog_types.py.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from cdc_core.binlog.compiled import kernel
 
 # mypy: disable-error-code="no-untyped-def"
 
-DATE, DATETIME2, TIME2, DATETIME_OLD, TIME_OLD, DATETIME_HIRES, TIME_HIRES, DATETIME_FIELDS, TIME_FIELDS = range(9)
+DATE, DATETIME2, TIME2, DATETIME_FIELDS, TIME_FIELDS = range(5)
 """Forms. DATE: u24 LE year<<9 | month<<5 | day. DATETIME2: u40 BE - 2^39: (year * 13 + month) 17 bits, day 5, hour 5,
 minute 6, second 6; fraction BE. TIME2: one BE integer - 0x800000 << fraction bits: hour 10, minute 6, second 6,
-fraction. OLD: the digits YYYYMMDDhhmmss (u64 LE) or hhmmss (i24 LE). HIRES (MariaDB): BE units of 10^-fsp, of
-((((year * 13 + month) * 32 + day) * 24 + hour) * 60 + minute) * 60 + second, or of hours to seconds + 3020400.
-FIELDS (binary result sets): u16 LE year, month, day, hour, minute, second, u32 LE microsecond; or sign, u32 LE days,
-hour, minute, second, u32 LE microsecond; the fields that are left out at the end are 0."""
+fraction. FIELDS (binary result sets): u16 LE year, month, day, hour, minute, second, u32 LE microsecond; or sign, u32
+LE days, hour, minute, second, u32 LE microsecond; the fields that are left out at the end are 0."""
 
 DATE_TEXT, DATETIME_TEXT, TIME_TEXT = range(3)
 TEXT_WIDTH = 32
 """More bytes than the longest text needs, even with hours that no server writes."""
-
-_TIME_ZERO = 3020400  # seconds: MariaDB's TIME_MAX_VALUE_SECONDS + 1
 
 
 @kernel
@@ -40,7 +36,7 @@ def _unsigned(buf, o, n, little):
 
 
 @kernel
-def _split(form, fsp, buf, o, n):
+def _split(form, buf, o, n):
     """(negative, year, month, day, hour, minute, second, microsecond) of one value."""
     y = mo = d = h = mi = s = us = np.int64(0)
     negative = False
@@ -66,17 +62,6 @@ def _split(form, fsp, buf, o, n):
             us *= 100
         v = v >> (8 * k)
         h, mi, s = v >> 12, v >> 6 & 63, v & 63
-    elif form == DATETIME_OLD:
-        v = _unsigned(buf, o, 8, True)
-        y, mo, d = v // 10000000000, v // 100000000 % 100, v // 1000000 % 100
-        h, mi, s = v // 10000 % 100, v // 100 % 100, v % 100
-    elif form == TIME_OLD:
-        v = _unsigned(buf, o, 3, True)
-        if v >= 0x800000:
-            v -= 0x1000000
-        negative = v < 0
-        v = abs(v)
-        h, mi, s = v // 10000, v // 100 % 100, v % 100
     elif form == DATETIME_FIELDS:
         if n >= 4:
             y, mo, d = _unsigned(buf, o, 2, True), np.int64(buf[o + 2]), np.int64(buf[o + 3])
@@ -84,32 +69,13 @@ def _split(form, fsp, buf, o, n):
             h, mi, s = np.int64(buf[o + 4]), np.int64(buf[o + 5]), np.int64(buf[o + 6])
         if n >= 11:
             us = _unsigned(buf, o + 7, 4, True)
-    elif form == TIME_FIELDS:
+    else:
         if n >= 8:
             negative = buf[o] != 0
             h = _unsigned(buf, o + 1, 4, True) * 24 + np.int64(buf[o + 5])
             mi, s = np.int64(buf[o + 6]), np.int64(buf[o + 7])
         if n >= 12:
             us = _unsigned(buf, o + 8, 4, True)
-    else:
-        scale = np.int64(1)
-        for _ in range(fsp):
-            scale *= 10
-        v = _unsigned(buf, o, n, False)
-        if form == TIME_HIRES:
-            v -= _TIME_ZERO * scale
-            negative = v < 0
-            v = abs(v)
-        us = v % scale * (1000000 // scale)
-        v //= scale
-        s, v = v % 60, v // 60
-        mi, v = v % 60, v // 60
-        if form == TIME_HIRES:
-            h = v
-        else:
-            h, v = v % 24, v // 24
-            d, v = v % 32, v // 32
-            mo, y = v % 13, v // 13
     return negative, y, mo, d, h, mi, s, us
 
 
@@ -134,7 +100,7 @@ def _days(y, mo, d):
 
 
 @kernel
-def dates(form, fsp, buf, off, length, days, out, bad):
+def dates(form, buf, off, length, days, out, bad):
     """days: out gets days since 1970, else microseconds. bad: 1 where the value is not in the calendar.
 
     Returns how many are bad.
@@ -145,7 +111,7 @@ def dates(form, fsp, buf, off, length, days, out, bad):
         out[i] = 0
         if length[i] < 0:
             continue
-        _, y, mo, d, h, mi, s, us = _split(form, fsp, buf, off[i], length[i])
+        _, y, mo, d, h, mi, s, us = _split(form, buf, off[i], length[i])
         if not _in_calendar(y, mo, d) or h > 23 or mi > 59 or s > 59 or us > 999999:
             bad[i] = 1
             found += 1
@@ -157,15 +123,15 @@ def dates(form, fsp, buf, off, length, days, out, bad):
 
 
 @kernel
-def timestamps(little, unit_us, buf, off, length, out, bad):
-    """TIMESTAMP: 4 bytes of seconds (little: the old form), then a fraction in units of unit_us. 0 is the zero date."""
+def timestamps(unit_us, buf, off, length, out, bad):
+    """TIMESTAMP: 4 bytes of seconds, then a fraction in units of unit_us. 0 is the zero date."""
     found = 0
     for i in range(off.shape[0]):
         bad[i] = 0
         out[i] = 0
         if length[i] < 0:
             continue
-        s = _unsigned(buf, off[i], 4, little)
+        s = _unsigned(buf, off[i], 4, False)
         us = _unsigned(buf, off[i] + 4, length[i] - 4, False) * unit_us
         if (s == 0 and us == 0) or us > 999999:
             bad[i] = 1
@@ -196,7 +162,7 @@ def text(form, kind, fsp, buf, off, length, size, out):
         size[i] = 0
         if length[i] < 0:
             continue
-        negative, y, mo, d, h, mi, s, us = _split(form, fsp, buf, off[i], length[i])
+        negative, y, mo, d, h, mi, s, us = _split(form, buf, off[i], length[i])
         base = np.int64(i) * TEXT_WIDTH
         at = base
         if negative:

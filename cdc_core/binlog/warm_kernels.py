@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.binlog import framing, gtid_text, json_kernels, ordinary, scan
+from cdc_core.binlog import framing, json_kernels, ordinary, scan
 from cdc_core.binlog.event_headers import Event, EventType, Header
 from cdc_core.binlog.row_columns import decode_rows
 from cdc_core.binlog.row_images import RowImages
@@ -57,9 +57,14 @@ def warm() -> pa.StructArray:
     count = len(columns)
     schema = TableSchema("warm", "warm", columns)
     table = TableMap(
-        1, 0, "warm", "warm", tuple(code for _, code, _, _ in _COLUMNS),
-        tuple(metadata for _, _, metadata, _ in _COLUMNS), (True,) * count,
-    )  # fmt: skip
+        1,
+        0,
+        "warm",
+        "warm",
+        tuple(code for _, code, _, _ in _COLUMNS),
+        tuple(metadata for _, _, metadata, _ in _COLUMNS),
+        (True,) * count,
+    )
     bitmap = b"\xff" * ((count + 7) // 8)
     image = bytes(len(bitmap)) + b"".join(raw for _, _, _, raw in _COLUMNS)
     events = [
@@ -75,23 +80,22 @@ def _warm_fast_path() -> None:
     """Runs the kernels that read events, on no events."""
     data, codes, numbers = np.zeros(64, np.uint8), np.zeros(1, np.uint8), np.zeros(1, np.int64)
     framing.frame(data, 0, 0, 4, True, framing.CRC_TABLES, numbers, numbers, codes, numbers, 0)
-    none = ordinary.OrdinaryEvents(data, numbers, numbers, codes, numbers, 0, 0, 4)
+    none = framing.FramedEvents(data, numbers, numbers, codes, numbers, 0, 0, 4)
     maps = ordinary.KnownMaps(numbers, np.zeros(1, np.int32), numbers, data, numbers, numbers, numbers, numbers, 0)
     limits = ordinary.WeightLimits(1, 1, 1, 1)
     rows = ordinary.RowEvents(*[numbers] * 7)
     names = ordinary.GtidNames(np.zeros((1, 3), np.int64), numbers)
-    entries, runs = ordinary.EntryArrays(*[numbers] * 8), ordinary.GtidRuns(*[numbers] * 4)
-    ordinary.take_transactions(none, maps, names, limits, entries, runs, rows, 0, 0, 4, False, framing.CRC_TABLES)
+    entries = ordinary.EntryArrays(*[numbers] * len(ordinary.EntryArrays._fields))
+    ordinary.take_transactions(none, maps, names, limits, entries, rows, 0, 0, 4, framing.CRC_TABLES)
     ordinary.take_row_events(none, maps, limits, rows, 0, 0, 0, 0, framing.CRC_TABLES)
     ordinary.pack(data, numbers, numbers, 0, data, 0)
-    gtid_text.condensed(gtid_text.written(["a:"], numbers, numbers, numbers))
 
 
 def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this package by name."""
     from cdc_core.binlog import addresses, kernels, temporal, wide
 
-    yield from kernels_of(scan, kernels, temporal, addresses, wide, framing, ordinary, gtid_text, json_kernels)
+    yield from kernels_of(scan, kernels, temporal, addresses, wide, framing, ordinary, json_kernels)
 
 
 def kernels_of(*modules: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -108,7 +112,7 @@ def is_cold() -> bool:
     It checks one kernel of each module that every stream needs. Numba has no public API for this: its index of a
     function names what was compiled from the current source (numba/core/caching.py, 0.68).
     """
-    for function in (framing.frame, ordinary.take_transactions, scan._walk, gtid_text.runs, json_kernels.documents):
+    for function in (framing.frame, ordinary.take_transactions, scan._walk, json_kernels.documents):
         cache = getattr(getattr(function, "_cache", None), "_cache_file", None)
         if not getattr(function, "signatures", ()) and cache is not None and not cache._load_index():
             return True

@@ -1,8 +1,7 @@
 """A cursor over the bytes of one event: little-endian reads that can never pass the end.
 
 A read that would, or a byte left over when a parser is done, raises DataAtRisk `source.log_damaged` with the event's
-type
-and position: a decoder that guesses loses data.
+type and position: a decoder that guesses loses data.
 """
 
 from __future__ import annotations

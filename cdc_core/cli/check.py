@@ -6,38 +6,32 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
-from cdc_core.cli.output import CliOutput
 from cdc_core.cli.performable import performable
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.cli.run import driver
 from cdc_core.model.readable import counted
-from cdc_core.stage.stores import open_stage
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from cdc_core.operations.check import CheckFinding
+
+app = typer.Typer()
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(check)
-
-
+@pipeline_command(app)
 def check(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     show_all: Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is fine.")] = False,
     spark: Annotated[bool, typer.Option(help="Ask the executors of a Spark on other machines.")] = True,
     spark_master: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Ask the executors of this master."),
     ] = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Check everything that a pipeline needs before it runs. Each finding says how to fix it.
 
@@ -51,17 +45,15 @@ def check(
     from cdc_core.operations.apply.jobs import is_local
     from cdc_core.operations.check import check as preflight
 
-    output = CliOutput(as_json)
-    _, parsed = load_pipeline(pipeline, pipelines)
+    parsed = call.pipeline
     master = spark_master or parsed.spark.master
     if not spark or is_local(master) or not parsed.targets:
         report = preflight(parsed)
     else:
-        with driver(parsed, open_stage(parsed.stage), master) as executors:
+        with driver(parsed, call.store(), master) as executors:
             report = preflight(parsed, spark=executors.check)
     worst = report.worst
     document = {
-        "pipeline": parsed.pipeline,
         "ok": worst is None,
         "findings": [
             {
@@ -82,7 +74,7 @@ def check(
     count = {status: sum(one.status == status for one in report.findings) for status in STYLES}
     hidden = "" if show_all or not count["ok"] else " (-v lists them)"
     summary = f"{counted(count['fail'], 'problem')}, {counted(count['warn'], 'warning')}, {count['ok']} ok{hidden}"
-    output.answer(document, *shown, summary)
+    call.answer(document, *shown, summary)
     if worst is not None:
         raise typer.Exit(worst.exit_code)
 

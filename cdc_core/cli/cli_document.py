@@ -12,7 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -99,9 +99,10 @@ def models(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseMo
     yield path, model
     for name, field in model.model_fields.items():
         for one in config.models_in(field.annotation):
-            kind = str(field.annotation)
-            suffix = "[]" if "tuple" in kind else ".<name>" if "Mapping" in kind else ""
-            yield from models(one, f"{path}.{name}{suffix}".lstrip("."))
+            form = str(field.annotation)
+            suffix = "[]" if "tuple" in form else ".<name>" if "Mapping" in form else ""
+            kind = f" ({get_args(one.model_fields['kind'].annotation)[0]})" if "kind" in one.model_fields else ""
+            yield from models(one, f"{path}.{name}{suffix}{kind}".lstrip("."))
 
 
 def _key(name: str, field: FieldInfo) -> str:

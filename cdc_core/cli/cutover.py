@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import (
-    DEFAULT_PIPELINES,
-    JsonOption,
-    PipelineArgument,
-    PipelinesOption,
-    TargetOption,
-    load_pipeline,
-    opened,
-)
-from cdc_core.cli.output import CliOutput, table
+from cdc_core.cli.options import TargetOption
+from cdc_core.cli.output import listing, table
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.cli.run import driver
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_document
 from cdc_core.model.readable import duration
@@ -28,8 +21,7 @@ from cdc_core.operations.cutover.cutover_states import State
 from cdc_core.operations.cutover.hooks import Answer
 
 if TYPE_CHECKING:
-    from cdc_core import config
-    from cdc_core.meta import Cutover, Meta
+    from cdc_core.meta import Cutover, Lease, Meta
     from cdc_core.operations.cutover.work import CutoverWork
 
 app = typer.Typer(
@@ -37,13 +29,8 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def plan(
-    pipeline: PipelineArgument,
-    target: TargetOption = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
+@pipeline_command(app)
+def plan(call: PipelineCall, target: TargetOption = None) -> None:
     """Show what a cutover would switch, and everything that prevents it. Switches nothing.
 
     \b
@@ -55,8 +42,7 @@ def plan(
     """
     from cdc_core.operations.cutover.planning import plan as make_plan
 
-    output = CliOutput(as_json)
-    with _work(pipeline, pipelines, target, output) as work:
+    with _work(call, target) as work:
         made = make_plan(work)
     if made.disturbed:
         said = f"the cutover begins with a verification of all rows, as no earlier one counts: {made.disturbed}"
@@ -69,9 +55,9 @@ def plan(
         for name, tables in (("leaves", made.tables.sources), ("comes to", made.tables.targets))
     ]
     title = f"cutover: {made.pipeline} → {made.target}"
-    output.answer(
+    call.answer(
         made.to_json(),
-        table(title, ("the application", "tables"), rows, numbers=("tables",)),
+        table(title, ("the application", "tables"), rows),
         Text(f"way back: {made.way_back}"),
         Text(said),
         Text(f"writes are stopped for at most {made.budget_s:g} s (cutover.budget_s); {made.stop}"),
@@ -81,13 +67,8 @@ def plan(
         raise typer.Exit(made.error.exit_code)
 
 
-@app.command()
-def run(
-    pipeline: PipelineArgument,
-    target: TargetOption = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
+@pipeline_command(app)
+def run(call: PipelineCall, target: TargetOption = None) -> None:
     """Switch the application to the target: catch up, stop writes, prove that both sides are equal, switch.
 
     \b
@@ -98,20 +79,12 @@ def run(
     Exit codes: 75 rolled back, nothing has happened; 4 the command did not say whether it has switched the application.
     """
     from cdc_core.operations.cutover.machine import run as begin
-    from cdc_core.operations.cutover.moving import cutover_lease
 
-    output = CliOutput(as_json)
-    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
-        _answer(output, work, begin(work, lease))
+    _move(call, target, begin)
 
 
-@app.command()
-def rehearse(
-    pipeline: PipelineArgument,
-    target: TargetOption = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
+@pipeline_command(app)
+def rehearse(call: PipelineCall, target: TargetOption = None) -> None:
     """Do everything up to the proof, let writes continue, and say how long they were stopped.
 
     \b
@@ -120,23 +93,18 @@ def rehearse(
     Fences, gates and switches nothing. The state afterwards is ROLLED_BACK.
     """
     from cdc_core.operations.cutover.machine import run as begin
-    from cdc_core.operations.cutover.moving import cutover_lease
 
-    output = CliOutput(as_json)
-    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
-        _answer(output, work, begin(work, lease, rehearse=True))
+    _move(call, target, partial(begin, rehearse=True))
 
 
-@app.command()
+@pipeline_command(app)
 def resume(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     answer: Annotated[
         Answer | None,
         typer.Option("--answer", help="Whether the application was switched."),
     ] = None,
     target: TargetOption = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Continue a cutover that was stopped or killed, or whose switch command gave no answer.
 
@@ -147,27 +115,19 @@ def resume(
     If cutover.switch_with was called, look where the application writes, and say so.
     """
     from cdc_core.operations.cutover.machine import resume as go_on
-    from cdc_core.operations.cutover.moving import cutover_lease
 
-    output = CliOutput(as_json)
     if answer is Answer.UNKNOWN:
         raise UsageError(
-            "An unknown answer answers nothing.",
+            "`unknown` does not settle the cutover.",
             where="--answer",
             code="usage.argument",
             remedy="find out where the application writes; then give switched or not-switched",
         )
-    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
-        _answer(output, work, go_on(work, lease, answer))
+    _move(call, target, partial(go_on, answer=answer))
 
 
-@app.command()
-def abort(
-    pipeline: PipelineArgument,
-    target: TargetOption = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
+@pipeline_command(app)
+def abort(call: PipelineCall, target: TargetOption = None) -> None:
     """Roll back a cutover that has not switched the application.
 
     \b
@@ -176,20 +136,12 @@ def abort(
     Frees what a killed process had stopped, fenced or gated. Safe to repeat.
     """
     from cdc_core.operations.cutover.machine import abort as end
-    from cdc_core.operations.cutover.moving import cutover_lease
 
-    output = CliOutput(as_json)
-    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
-        _answer(output, work, end(work, lease))
+    _move(call, target, end)
 
 
-@app.command()
-def complete(
-    pipeline: PipelineArgument,
-    target: TargetOption = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
+@pipeline_command(app)
+def complete(call: PipelineCall, target: TargetOption = None) -> None:
     """End the time in which the application can go back.
 
     \b
@@ -198,19 +150,12 @@ def complete(
     The old tables stay closed. Stop PIPELINE_back, and drop them when you no longer need them.
     """
     from cdc_core.operations.cutover.machine import complete as end
-    from cdc_core.operations.cutover.moving import cutover_lease
 
-    output = CliOutput(as_json)
-    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
-        _answer(output, work, end(work, lease))
+    _move(call, target, end)
 
 
-@app.command()
-def back(
-    pipeline: PipelineArgument,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
+@pipeline_command(app)
+def back(call: PipelineCall) -> None:
     """Lead the application back to the old tables, by the same steps in the other direction.
 
     \b
@@ -218,22 +163,15 @@ def back(
 
     Continues a cutover back that was stopped or killed. Exit codes: as `lockstep cutover run`.
     """
+    from cdc_core.config import back_file, load
     from cdc_core.operations.cutover.machine import back as lead_back
-    from cdc_core.operations.cutover.moving import cutover_lease
-    from cdc_core.operations.cutover.opening import back_file
 
-    output = CliOutput(as_json)
-    path, _ = load_pipeline(pipeline, pipelines)
-    with _work(str(back_file(path)), pipelines, None, output) as work, cutover_lease(work) as lease:
-        _answer(output, work, lead_back(work, lease))
+    file = back_file(call.path)
+    _move(replace(call, path=file, pipeline=load(file)), None, lead_back)
 
 
-@app.command()
-def status(
-    pipeline: PipelineArgument,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
+@pipeline_command(app)
+def status(call: PipelineCall) -> None:
     """Show the state of a cutover, how long writes were stopped, and whether the way back is ready.
 
     \b
@@ -243,60 +181,55 @@ def status(
     refuse.
     """
     from cdc_core.cli.status import problem_lines
-    from cdc_core.meta import Meta
     from cdc_core.operations.cutover.cutover_report import left_alone
     from cdc_core.operations.status_report import problem_document
 
-    output = CliOutput(as_json)
-    _, parsed = load_pipeline(pipeline, pipelines)
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
+    parsed = call.pipeline
+    with call.meta() as meta:
         found = meta.cutovers.latest(parsed.pipeline)
         if found is None:
-            output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
+            call.answer({"cutover": None}, Text("No cutover has begun."))
             return
         alone = found.cutover_id in {one.cutover_id for one in meta.status.find().cutovers}
         left = left_alone(found, stops=parsed.cutover.stop_with is not None) if alone else None
-        lost = _lost(output, found)
+        lost = _lost(call, found)
         more = {} if left is None else {"problem": problem_document(left)}
         said = [problem_lines(left)] if left is not None else [Text(str(lost))] if lost is not None else []
-        _shown(output, meta, found, parsed.cutover, more if lost is None else to_document(lost), *said)
+        _shown(call, meta, found, more if lost is None else to_document(lost), *said)
     if left is not None or lost is not None:
         raise typer.Exit(DataAtRisk.exit_code)
 
 
-def _lost(output: CliOutput, found: Cutover) -> DataAtRisk | None:
-    """What is wrong with the gates of a cutover that has switched."""
+def _lost(call: PipelineCall, found: Cutover) -> DataAtRisk | None:
+    """The error for gates that a cutover has closed and that are open now."""
     from cdc_core.operations.cutover.work import read
     from cdc_core.targets.bookkeeping.gates import lost_gates
 
     if found.state not in (State.SWITCHED, State.WATCH, State.COMPLETE):
         return None
     try:
-        return lost_gates(read(found.details["tables"]).sources, os.environ)
+        return lost_gates(read(found.details["tables"]).sources)
     except LockstepError as error:
-        output.note(f"nobody knows whether the old tables refuse writes: {error}")
+        call.output.note(f"Lockstep could not find out whether the old tables refuse writes: {error}")
         return None
 
 
-def _answer(output: CliOutput, work: CutoverWork, found: Cutover) -> None:
-    _shown(output, work.meta, found, work.options)
-    if found.state == State.WATCH and not work.back:
-        output.note(f"run the way back: lockstep run {found.way_back} --every 10s")
+def _move(call: PipelineCall, target: str | None, step: Callable[[CutoverWork, Lease], Cutover]) -> None:
+    """Takes a step of a cutover, and shows where that has led."""
+    from cdc_core.operations.cutover.moving import cutover_lease
+
+    with _work(call, target) as work, cutover_lease(work) as lease:
+        found = step(work, lease)
+        _shown(call, work.meta, found)
+        if found.state == State.WATCH and not work.back:
+            call.output.note(f"run the way back: lockstep run {found.way_back} --every 10s")
 
 
-def _shown(
-    output: CliOutput,
-    meta: Meta,
-    found: Cutover,
-    options: config.CutoverOptions,
-    more: Mapping[str, Any] | None = None,
-    *said: Text,
-) -> None:
+def _shown(call: PipelineCall, meta: Meta, found: Cutover, more: Mapping[str, Any] | None = None, *said: Text) -> None:
     """more, said: what else the answer has, as a document and for people."""
     from cdc_core.operations.cutover.cutover_report import clock_line, cutover_document
 
-    document = cutover_document(meta, found, options) | dict(more or {})
-    rows = [(one["state"], one["at"]) for one in document["steps"]]
+    document = cutover_document(meta, found, call.pipeline.cutover) | dict(more or {})
     lines = [
         f"in this state for {duration(document['in_state_s'])}" if document["open"] else "",
         clock_line(document),
@@ -306,18 +239,17 @@ def _shown(
         document["way_back"]["said"] if document["way_back"] else "",
     ]
     title = f"cutover {found.cutover_id} of {found.pipeline}: {found.state}"
-    output.answer(document, table(title, ("state", "at (UTC)"), rows), *said, *map(Text, filter(None, lines)))
+    call.output.answer(document, listing(title, document["steps"], "state at"), *said, *map(Text, filter(None, lines)))
 
 
 @contextmanager
-def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput) -> Iterator[CutoverWork]:
-    """Of a pipeline and one of its targets; of a way back, of all of them."""
+def _work(call: PipelineCall, target: str | None) -> Iterator[CutoverWork]:
+    """The work on a pipeline and one of its targets; a way back has all targets."""
     from cdc_core.operations.cutover.opening import work_of
 
-    path, parsed = load_pipeline(pipeline, pipelines)
     with (
-        opened(parsed, output, bars=False) as ready,
-        driver(parsed, ready.store) as spark,
-        work_of(ready, spark, path, target) as work,
+        call.opened(line=False) as ready,
+        driver(call.pipeline, ready.store) as spark,
+        work_of(ready, spark, call.path, target) as work,
     ):
         yield work

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import (
-    DEFAULT_PIPELINES,
-    JsonOption,
-    PipelineArgument,
-    PipelinesOption,
-    TargetOption,
-    load_pipeline,
-    opened,
-)
-from cdc_core.cli.output import CliOutput, print_error, table
+from cdc_core.cli.options import TargetOption
+from cdc_core.cli.output import listing
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.errors import UsageError, combined, to_document
+from cdc_core.model.readable import counted
 
 if TYPE_CHECKING:
-    from cdc_core.meta import ShardProgress
+    from cdc_core.meta.rollouts import ShardProgress
     from cdc_core.operations.ddl.rollout import Decided, DecidedTable, Options, RolloutWork
 
 app = typer.Typer(name="ddl", help="Alter the tables of all shards of a target.", no_args_is_help=True)
@@ -32,6 +25,7 @@ app = typer.Typer(name="ddl", help="Alter the tables of all shards of a target."
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="ALTER TABLE statements below `-- migrate:up` and `-- migrate:down`.")
 ]
+DownOption = Annotated[bool, typer.Option("--down", help="Take the file back.")]
 CanaryOption = Annotated[int, typer.Option("--canary", metavar="SHARD", min=0, help="The shard to alter first.")]
 WaveOption = Annotated[
     int, typer.Option("--wave", metavar="N", min=1, max=64, help="How many shards to alter at once after that.")
@@ -50,16 +44,14 @@ CopyOption = Annotated[
 ]
 
 
-@app.command()
+@pipeline_command(app)
 def plan(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     file: FileArgument,
     target: TargetOption = None,
-    down: Annotated[bool, typer.Option("--down", help="Plan the way back.")] = False,
+    down: DownOption = False,
     canary: CanaryOption = 0,
     copy_with: CopyOption = "",
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Show how a file would alter the shards, and what prevents it. Alters nothing.
 
@@ -71,78 +63,47 @@ def plan(
     """
     from cdc_core.operations.ddl.rollout import Options, decide
 
-    output = CliOutput(as_json)
-    with _work(pipeline, pipelines, target, "ddl plan", output) as work:
+    with _work(call, target) as work:
         decided = decide(
             work, _text(file), file.name, "down" if down else "up", Options(canary=canary, copy_with=copy_with)
         )
-    _answer(output, work, decided)
-    if decided.problems:
-        worst = combined(list(decided.problems))
-        if not as_json:
-            print_error(worst, as_json=False)
-        raise typer.Exit(worst.exit_code)
+        _answer(call, work, decided)
+    call.output.leave(combined(list(decided.problems)) if decided.problems else None)
 
 
-@app.command()
+@pipeline_command(app)
 def run(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     file: FileArgument,
     target: TargetOption = None,
+    down: DownOption = False,
     canary: CanaryOption = 0,
     wave: WaveOption = 8,
     patience: PatienceOption = 300.0,
     copy_with: CopyOption = "",
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Alter all shards: one first, then the others in waves.
 
     \b
-      lockstep ddl run shop add-note.sql
       lockstep ddl run shop add-note.sql --canary 17 --wave 16
+      lockstep ddl run shop add-note.sql --down
 
-    The first error stops the waves that have not begun; `lockstep ddl resume` continues.
+    The first error stops the waves that have not begun; `lockstep ddl resume` continues. --down executes the statements
+    below `-- migrate:down`; shards that the file has not reached stay as they are.
     """
     from cdc_core.operations.ddl.rollout import Options
 
-    _roll(pipeline, pipelines, target, file, "up", Options(canary, wave, patience, copy_with), as_json=as_json)
+    _roll(call, target, file, "down" if down else "up", Options(canary, wave, patience, copy_with))
 
 
-@app.command()
-def down(
-    pipeline: PipelineArgument,
-    file: FileArgument,
-    target: TargetOption = None,
-    canary: CanaryOption = 0,
-    wave: WaveOption = 8,
-    patience: PatienceOption = 300.0,
-    copy_with: CopyOption = "",
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
-    """Take a file back: its statements below `-- migrate:down`, on all shards.
-
-    \b
-      lockstep ddl down shop add-note.sql
-
-    Shards that the file has not reached stay as they are.
-    """
-    from cdc_core.operations.ddl.rollout import Options
-
-    _roll(pipeline, pipelines, target, file, "down", Options(canary, wave, patience, copy_with), as_json=as_json)
-
-
-@app.command()
+@pipeline_command(app)
 def resume(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     target: TargetOption = None,
     canary: CanaryOption = 0,
     wave: WaveOption = 8,
     patience: PatienceOption = 300.0,
     copy_with: CopyOption = "",
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Continue a rollout that was stopped or killed.
 
@@ -153,34 +114,19 @@ def resume(
     """
     from cdc_core.operations.ddl.rollout import Options
 
-    _roll(pipeline, pipelines, target, None, "", Options(canary, wave, patience, copy_with), as_json=as_json)
+    _roll(call, target, None, "", Options(canary, wave, patience, copy_with))
 
 
-def _roll(
-    pipeline: str,
-    pipelines: Path,
-    target: str | None,
-    file: Path | None,
-    direction: str,
-    options: Options,
-    *,
-    as_json: bool,
-) -> None:
+def _roll(call: PipelineCall, target: str | None, file: Path | None, direction: str, options: Options) -> None:
     from cdc_core.operations.ddl.rollout import decide, roll, rollout_lease
 
-    output = CliOutput(as_json)
-
-    def moved(name: str, progress: ShardProgress) -> None:
-        output.note(f"{name}: {progress.behind} of its statements")
-
-    options = replace(options, moved=moved)
-    with _work(pipeline, pipelines, target, "ddl", output) as work, rollout_lease(work) as lease:
+    with _work(call, target) as work, rollout_lease(work) as lease:
         if file is None:
             text, name, direction = _kept(work)
         else:
             text, name = _text(file), file.name
         decided = decide(work, text, name, direction, options)
-        _answer(output, work, roll(work, decided, lease, options))
+        _answer(call, work, roll(work, decided, lease, options))
 
 
 def _kept(work: RolloutWork) -> tuple[str, str, str]:
@@ -189,21 +135,20 @@ def _kept(work: RolloutWork) -> tuple[str, str, str]:
     rollout = work.opened.meta.rollouts.latest(work.target.name)
     if rollout is None or rollout.state != OPEN:
         raise UsageError(
-            f"No change of definitions of {work.target.name!r} is under way.",
+            f"No rollout is under way at {work.target.name!r}.",
             where=work.target.name,
             code="usage.nothing_open",
-            remedy="begin one by `lockstep ddl run PIPELINE FILE`",
+            remedy="begin one with `lockstep ddl run PIPELINE FILE`",
         )
     return rollout.script, rollout.name, rollout.direction
 
 
 @contextmanager
-def _work(pipeline: str, pipelines: Path, target: str | None, command: str, output: CliOutput) -> Iterator[RolloutWork]:
+def _work(call: PipelineCall, target: str | None) -> Iterator[RolloutWork]:
     from cdc_core.operations.ddl.rollout import RolloutWork
 
-    _, parsed = load_pipeline(pipeline, pipelines)
-    chosen = parsed.one_target(target, f"lockstep {command}")
-    with opened(parsed, output) as ready:
+    chosen = call.pipeline.one_database(target, "lockstep ddl")
+    with call.opened() as ready:
         yield RolloutWork(ready, chosen)
 
 
@@ -219,13 +164,12 @@ def _text(file: Path) -> str:
         ) from None
 
 
-def _answer(output: CliOutput, work: RolloutWork, decided: Decided) -> None:
+def _answer(call: PipelineCall, work: RolloutWork, decided: Decided) -> None:
     from cdc_core.operations.ddl.rollout import summary
 
     noted = _noted(work)
     tables = [_described(one, noted) for one in decided.tables]
     document: dict[str, Any] = {
-        "pipeline": work.opened.name,
         "target": work.target.name,
         "file": decided.script.name,
         "direction": decided.direction,
@@ -234,21 +178,15 @@ def _answer(output: CliOutput, work: RolloutWork, decided: Decided) -> None:
         "problems": [to_document(one)["error"] for one in decided.problems],
     }
     shown = [Text(line) for one in decided.tables for line in _statements(one)]
-    rows = [
-        (shard["table"], shard["behind"], shard["error"], shard["definition"])
-        for one in tables
-        for shard in one["shards"]
-    ]
     count = max((len(one.statements) for one in decided.tables), default=0)
-    listed = table(
-        f"{decided.script.name} ({decided.direction}): {work.target.name}",
-        ("table", f"statements of {count}", "last error", "definition"),
-        rows,
-        numbers=(f"statements of {count}",),
-        omit_empty=("last error",),
+    listed = listing(
+        f"{decided.script.name} ({decided.direction}): {work.target.name}, {counted(count, 'statement')}",
+        [shard for one in tables for shard in one["shards"]],
+        "table behind error definition",
+        omit_empty="error",
     )
-    output.answer(document, *shown, listed)
-    output.note(summary(decided))
+    call.answer(document, *shown, listed)
+    call.output.note(summary(decided))
 
 
 def _noted(work: RolloutWork) -> dict[tuple[str, int], ShardProgress]:

@@ -6,39 +6,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc_core.cli.options import (
-    DEFAULT_PIPELINES,
-    JsonOption,
-    PipelineArgument,
-    PipelinesOption,
-    choose,
-    load_pipeline,
-    moment_us,
-    opened,
-)
-from cdc_core.cli.output import CliOutput, table
+from cdc_core.cli.options import SourcesOption, UntilOption, moment_us
+from cdc_core.cli.output import listing
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.errors import UsageError
 from cdc_core.model.json_codec import plain
-from cdc_core.model.readable import duration, moment, size
+from cdc_core.model.readable import moment
 
 if TYPE_CHECKING:
     from cdc_core.operations.extract import DrainResult
 
+app = typer.Typer()
+
 FOREVER_US = 1 << 62
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(extract)
-
-
+@pipeline_command(app)
 def extract(
-    pipeline: PipelineArgument,
-    source: Annotated[
-        list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
-    ] = None,
-    until: Annotated[
-        str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
-    ] = "now",
+    call: PipelineCall,
+    source: SourcesOption = None,
+    until: UntilOption = "now",
     follow: Annotated[
         bool, typer.Option("--follow", help="Read until interrupted; wait while another extractor has a source.")
     ] = False,
@@ -58,8 +45,6 @@ def extract(
             help="Give up the log from this position on, continue at its end, and copy every table again.",
         ),
     ] = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Read the sources' logs, stage the changes, and return.
 
@@ -70,9 +55,7 @@ def extract(
     Continues where the last extract ended. Of several extractors of a source, one reads and the others wait. Ctrl-C
     stages what was received, up to the last whole transaction.
     """
-    output = CliOutput(as_json)
-    _, parsed = load_pipeline(pipeline, pipelines)
-    names = choose([one.name for one in parsed.sources], source, "source")
+    names = call.sources(source)
     until_us = moment_us(until)
     if follow:
         if until != "now":
@@ -86,26 +69,20 @@ def extract(
     accepted = _places("--accept", accept or [], names)
     abandoned = _places("--abandon", [] if abandon is None else [abandon], names)
     from cdc_core.operations.extract.partial import note_partial
-    from cdc_core.operations.extract.side_by_side import extract_sources, lag_s
+    from cdc_core.operations.extract.side_by_side import extract_sources
 
-    with opened(parsed, output) as ready:
+    with call.opened() as ready:
         results = extract_sources(
-            ready, names, until_us=until_us, endless=follow, accept=accepted,
+            ready,
+            names,
+            until_us=until_us,
+            endless=follow,
+            accept=accepted,
             abandon=abandoned[0] if abandoned else None,
-        )  # fmt: skip
-    document = {
-        "pipeline": parsed.pipeline,
-        "sources": [extracted_document(name, result) for name, result in results.items()],
-    }
-    columns = ("source", "rows", "batches", "files", "size", "position", "complete up to (UTC)", "lag")
-    rows = []
-    for name, result in results.items():
-        staged, behind_s = result.staged, lag_s(result)
-        rows.append((
-            name, staged.rows, staged.batches, staged.files, size(staged.size_bytes), result.position,
-            moment(result.watermark_us), "unknown" if behind_s is None else duration(behind_s),
-        ))  # fmt: skip
-    output.answer(document, table("staged", columns, rows, numbers=("rows", "batches", "files", "size", "lag")))
+        )
+    staged = [extracted_document(name, result) for name, result in results.items()]
+    keys = "source rows batches files size_bytes position complete_to lag_s"
+    call.answer({"sources": staged}, listing("staged", staged, keys))
     note_partial(ready, results)
 
 

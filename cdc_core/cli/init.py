@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc_core.cli.options import JsonOption
-from cdc_core.cli.output import CliOutput, table
+from cdc_core.cli.options import JsonOption, require_free
+from cdc_core.cli.output import CliOutput, listing
+from cdc_core.cli.pipeline_command import command
 from cdc_core.errors import UsageError
 
 if TYPE_CHECKING:
     from cdc_core.operations.new_pipeline import Draft
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(init)
-
+app = typer.Typer()
 
 SourceOption = Annotated[
     str, typer.Option("--source", metavar="env:VAR", help="Variable with the source's mysql:// URL.")
@@ -40,6 +39,13 @@ TargetOption = Annotated[
     list[str] | None,
     typer.Option("--target", metavar="env:VAR", help="A MySQL server to apply changes to; may be repeated."),
 ]
+LakeOption = Annotated[
+    str | None,
+    typer.Option("--lake", metavar="env:VAR", help="A catalog of Iceberg tables that mirror them; with --warehouse."),
+]
+WarehouseOption = Annotated[
+    str | None, typer.Option("--warehouse", metavar="URI", help="Where the catalog's tables have their files.")
+]
 StartOption = Annotated[
     str,
     typer.Option("--start", metavar="latest|earliest", help="Start at the current position, or at the oldest log."),
@@ -50,6 +56,7 @@ FileOption = Annotated[
 ]
 
 
+@command(app)
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline: a-z, 0-9 and _.")],
     source: SourceOption,
@@ -58,6 +65,8 @@ def init(
     stage: StageOption = None,
     meta: MetaOption = None,
     target: TargetOption = None,
+    lake: LakeOption = None,
+    warehouse: WarehouseOption = None,
     start: StartOption = "latest",
     to: FileOption = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
@@ -68,6 +77,7 @@ def init(
     \b
       lockstep init shop --source env:SHOP --include 'shop\\..*'
       lockstep init shop --source env:SHOP --include 'shop\\..*' --target env:COPY -o dags/pipelines/shop.yaml
+      lockstep init shop --source env:SHOP --include 'shop\\..*' --lake env:LAKE_CATALOG --warehouse s3://lake/shop
 
     Comments name the tables that are left out, with the reason. The file passes `lockstep check`. Stage and meta are
     under ./.lockstep/NAME by default. Passwords stay in the environment.
@@ -75,19 +85,22 @@ def init(
     from cdc_core.operations.new_pipeline import Wishes, draft
 
     file = to or Path(f"{name}.yaml")
-    if file.exists() and not force:
-        raise UsageError(
-            f"{file} exists already.",
-            where=str(file),
-            code="usage.output_file",
-            remedy="choose another -o FILE, or --force",
-        )
+    require_free(file, force=force)
     made = draft(
         Wishes(
-            name=name, source=source, include=tuple(include), exclude=tuple(exclude or ()), stage=stage, meta=meta,
-            targets=tuple(target or ()), start=start, directory=Path.cwd(),
+            name=name,
+            source=source,
+            include=tuple(include),
+            exclude=tuple(exclude or ()),
+            stage=stage,
+            meta=meta,
+            targets=tuple(target or ()),
+            lake=lake,
+            warehouse=warehouse,
+            start=start,
+            directory=Path.cwd(),
         )
-    )  # fmt: skip
+    )
     _write(file, made.text)
     _answer(CliOutput(as_json), name, file, made)
 
@@ -107,7 +120,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _answer(output: CliOutput, name: str, file: Path, made: Draft) -> None:
-    document = {
+    document: dict[str, Any] = {
         "pipeline": name,
         "file": str(file),
         "captured": [{"table": one, "key": list(key)} for one, key in made.captured],
@@ -116,11 +129,10 @@ def _answer(output: CliOutput, name: str, file: Path, made: Draft) -> None:
         "server_id": made.server_id,
         "warnings": list(made.warnings),
     }
-    rows = [(one, f"captured, key ({', '.join(key)})" if key else "captured, no key") for one, key in made.captured]
-    rows += [(one, f"left out: {why}") for one, why in made.left_out]
     output.answer(
         document,
-        *([table("", ("table", ""), rows)] if rows else []),
+        *([listing("captured", document["captured"], "table key")] if made.captured else []),
+        *([listing("left out", document["left_out"], "table why")] if made.left_out else []),
         *(f"note: {warning}" for warning in made.warnings),
         f"wrote {file}, starting at {made.start}. Next: lockstep check {file}",
     )

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
-from cdc_core.cli.options import (
-    DEFAULT_PIPELINES,
-    JsonOption,
-    PipelineArgument,
-    PipelinesOption,
-    choose,
-    load_pipeline,
-)
-from cdc_core.cli.output import CliOutput, table
+from cdc_core.cli.options import SourcesOption
+from cdc_core.cli.output import listing
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 
 app = typer.Typer(name="meta", help="Maintain the database of positions and records.", no_args_is_help=True)
 
 
-@app.command()
-def upgrade(
-    pipeline: PipelineArgument, pipelines: PipelinesOption = DEFAULT_PIPELINES, as_json: JsonOption = False
-) -> None:
+@pipeline_command(app)
+def upgrade(call: PipelineCall) -> None:
     """Bring the tables of the meta database up to this version, or create them.
 
     \b
@@ -33,20 +24,12 @@ def upgrade(
     """
     from cdc_core.meta import Meta
 
-    _, parsed = load_pipeline(pipeline, pipelines)
-    with Meta.open(parsed.meta.url, parsed.pipeline, upgrade=True):
-        CliOutput(as_json).answer({"pipeline": parsed.pipeline, "current": True}, "The meta database is current.")
+    with Meta.open(call.pipeline.meta.url, call.pipeline.pipeline, upgrade=True):
+        call.answer({"current": True}, "The meta database is current.")
 
 
-@app.command()
-def rebuild(
-    pipeline: PipelineArgument,
-    source: Annotated[
-        list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
-    ] = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
+@pipeline_command(app)
+def rebuild(call: PipelineCall, source: SourcesOption = None) -> None:
     """Restore positions and batches from the stage, if the meta database was lost or lacks some.
 
     \b
@@ -58,28 +41,18 @@ def rebuild(
     from cdc_core.operations.open_pipeline import open_pipeline
     from cdc_core.operations.rebuild import rebuild as rebuild_source
 
-    _, parsed = load_pipeline(pipeline, pipelines)
-    done = []
-    with open_pipeline(parsed, os.environ, upgrade=True) as ready:
-        for name in choose([one.name for one in parsed.sources], source, "source"):
+    restored = []
+    with open_pipeline(call.pipeline, upgrade=True) as ready:
+        for name in call.sources(source):
             added, position = rebuild_source(ready, name)
-            done.append((name, added, str(position) if position else None))
-    columns = ("source", "batches restored", "position")
-    CliOutput(as_json).answer(
-        {
-            "pipeline": parsed.pipeline,
-            "sources": [{"source": name, "restored": added, "position": place} for name, added, place in done],
-        },
-        table("", columns, done, numbers=("batches restored",)),
-    )
+            restored.append({"source": name, "restored": added, "position": str(position) if position else None})
+    call.answer({"sources": restored}, listing("restored batches", restored, "source restored position"))
 
 
-@app.command()
+@pipeline_command(app)
 def accept(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     target: Annotated[str, typer.Option("--target", metavar="NAME", help="The target whose tables are complete.")],
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Accept the tables of a target although they lack committed writes (target.lost_writes).
 
@@ -89,18 +62,11 @@ def accept(
     Only if the lost rows are there in another way; otherwise replay the lost batches. Safe to repeat.
     """
     from cdc_core.operations.apply.lost_writes import accept as accept_writes
-    from cdc_core.operations.open_pipeline import open_pipeline
 
-    _, parsed = load_pipeline(pipeline, pipelines)
-    (name,) = choose([one.name for one in parsed.targets], [target], "target")
-    with open_pipeline(parsed, os.environ) as ready:
+    (name,) = call.targets([target])
+    with call.opened() as ready:
         lost = accept_writes(ready, name)
-    rows = [(one.shard, one.rows, ", ".join(one.runs)) for one in lost]
-    CliOutput(as_json).answer(
-        {
-            "pipeline": parsed.pipeline,
-            "target": name,
-            "accepted": [{"table": one.shard, "rows": one.rows, "runs": list(one.runs)} for one in lost],
-        },
-        table("accepted without them", ("table", "rows", "runs"), rows, numbers=("rows",)),
+    accepted = [{"table": one.shard, "rows": one.rows, "runs": list(one.runs)} for one in lost]
+    call.answer(
+        {"target": name, "accepted": accepted}, listing("accepted although these are lost", accepted, "table rows runs")
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,22 +14,10 @@ from cdc_core.model import windows
 from cdc_core.model.windows import parse_moment, to_us
 
 if TYPE_CHECKING:
-    from cdc_core.cli.output import CliOutput
     from cdc_core.config import Pipeline
-    from cdc_core.operations.open_pipeline import OpenPipeline
 
-PipelineArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="PIPELINE",
-        help="A pipeline's YAML file, or the NAME of NAME.yaml in the pipelines folder or here.",
-    ),
-]
-PipelinesOption = Annotated[
-    Path,
-    typer.Option(
-        "--pipelines", metavar="DIR", envvar="LOCKSTEP_PIPELINES", help="Folder in which pipeline names are looked up."
-    ),
+SourcesOption = Annotated[
+    list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
 ]
 TargetsOption = Annotated[
     list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
@@ -38,8 +25,24 @@ TargetsOption = Annotated[
 TargetOption = Annotated[
     str | None, typer.Option("--target", metavar="NAME", help="The target; default: the only one.")
 ]
+TablesOption = Annotated[
+    list[str] | None, typer.Option("--table", metavar="NAME", help="Only this logical table; may be repeated.")
+]
+UntilOption = Annotated[
+    str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", envvar="LOCKSTEP_JSON", help="Print one JSON document on stdout.")]
-DEFAULT_PIPELINES = Path("dags/pipelines")
+
+
+def require_free(file: Path, *, force: bool) -> None:
+    """Raises UsageError (usage.output_file) for a file that exists, unless it may be overwritten."""
+    if file.exists() and not force:
+        raise UsageError(
+            f"{file} exists already.",
+            where=str(file),
+            code="usage.output_file",
+            remedy="choose another -o FILE, or --force",
+        )
 
 
 def pipeline_path(name: str, folder: Path) -> Path:
@@ -106,7 +109,7 @@ def time_us(text: str, option: str, instead: str = "") -> int:
         ) from None
 
 
-def choose(names: list[str], wanted: list[str] | None, what: str) -> list[str]:
+def choose(names: list[str], wanted: Sequence[str] | None, what: str) -> list[str]:
     """The wanted names, or all. Raises UsageError (usage.argument) for one that does not exist."""
     for name in wanted or ():
         if name not in names:
@@ -117,16 +120,3 @@ def choose(names: list[str], wanted: list[str] | None, what: str) -> list[str]:
                 remedy=f"give one of: {', '.join(names) or '(it has none)'}",
             )
     return list(dict.fromkeys(wanted)) if wanted else names
-
-
-@contextmanager
-def opened(pipeline: Pipeline, output: CliOutput, *, bars: bool = True) -> Iterator[OpenPipeline]:
-    """The pipeline, opened for an operation. bars: False for notes only."""
-    from cdc_core.cli.terminal_progress import TerminalNotes, TerminalProgress
-    from cdc_core.operations.open_pipeline import open_pipeline
-
-    with (
-        TerminalProgress(output) if bars else nullcontext(TerminalNotes(output)) as progress,
-        open_pipeline(pipeline, os.environ, progress) as ready,
-    ):
-        yield ready

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
@@ -21,14 +23,14 @@ from rich.text import Text
 
 from cdc_core.cli.performable import performable
 from cdc_core.errors import LockstepError, parts_of, to_document
-from cdc_core.model.readable import shown
+from cdc_core.model.readable import duration, shown, size
 
 WIDE = 200
 """Width of a table that goes into a file or a pipe, neither of which has a width of its own."""
 
 
 class _Notes(Console):
-    """Of stderr. Rich ends a process whose reader has left: a note that nobody reads must not end what is noted."""
+    """The console of stderr. Rich ends a process whose reader has left; a note that nobody reads must end nothing."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -67,13 +69,20 @@ class CliOutput:
         else:
             self.out.print(Text(shown), crop=False)
 
+    def leave(self, error: LockstepError | None) -> None:
+        """Ends a command that has answered by an error that its document has; None ends nothing."""
+        if error is not None:
+            if not self.as_json:
+                print_error(error, as_json=False)
+            raise typer.Exit(error.exit_code)
+
     def note(self, text: str) -> None:
         """A line besides the answer."""
         self.err.print(Text(text, style="dim"))
 
     @property
     def animated(self) -> bool:
-        """Whether to show progress bars: only on terminals."""
+        """Whether to show a line of progress: only on terminals."""
         return self.err.is_terminal and not self.as_json
 
 
@@ -107,14 +116,18 @@ NARROWEST = 16
 """Minimum width of a table's column, unless its widest cell is narrower; otherwise each row becomes a list."""
 
 
+_NUMBER = re.compile(r"~?-?[\d,]+(\.\d+)?( ([KMG]i)?B| s| min| h| d| %)?")
+_NOTHING = {"–", "NULL", "?"}
+
+
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """A table if the terminal is wide enough; else each row as a list of `column  value`."""
+    """A table if the terminal is wide enough; else each row as a list of `column  value`. Numbers, also with a unit,
+    are aligned to the right."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Text, ...], ...]
-    numbers: frozenset[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.rows or self._least_width() <= options.max_width:
@@ -142,8 +155,10 @@ class FittedTable:
 
     def _table(self) -> Table:
         made = Table(title=self.title or None, title_justify="left", header_style="bold", pad_edge=False)
-        for column in self.columns:
-            made.add_column(column, justify="right" if column in self.numbers else "left", overflow="fold")
+        for at, column in enumerate(self.columns):
+            cells = {row[at].plain for row in self.rows} - _NOTHING
+            numbers = bool(cells) and all(map(_NUMBER.fullmatch, cells))
+            made.add_column(column, justify="right" if numbers else "left", overflow="fold")
         for row in self.rows:
             made.add_row(*row)
         return made
@@ -154,11 +169,9 @@ def table(
     columns: Iterable[str],
     rows: Iterable[Iterable[object]],
     *,
-    numbers: Collection[str] = (),
     omit_empty: Collection[str] = (),
 ) -> FittedTable:
-    """A table; the columns `numbers` are aligned to the right, and those of `omit_empty` are left out if all cells
-    are zero or empty."""
+    """A table; columns of `omit_empty` are left out if all of their cells are zero or empty."""
     names, lines = list(columns), [list(row) for row in rows]
     kept = [
         at
@@ -166,7 +179,36 @@ def table(
         if name not in omit_empty or not lines or any(_holds(row[at]) for row in lines)
     ]
     cells = tuple(tuple(row[at] if isinstance(row[at], Text) else Text(shown(row[at])) for at in kept) for row in lines)
-    return FittedTable(title, tuple(names[at] for at in kept), cells, frozenset(numbers))  # type: ignore[arg-type]
+    return FittedTable(title, tuple(names[at] for at in kept), cells)  # type: ignore[arg-type]
+
+
+def listing(title: str, documents: Iterable[Mapping[str, Any]], keys: str, *, omit_empty: str = "") -> FittedTable:
+    """The table of documents: a column for each of the keys, under the key's name without its unit."""
+    rows = [[_cell(key, one.get(key)) for key in keys.split()] for one in documents]
+    return table(title, map(_heading, keys.split()), rows, omit_empty=[_heading(key) for key in omit_empty.split()])
+
+
+def _heading(key: str) -> str:
+    parts = key.removesuffix("_s" if "_per_" not in key else "").split("_")
+    return " ".join("size" if one == "bytes" else one for one in parts if one != "bytes" or "size" not in parts)
+
+
+def _cell(key: str, value: Any) -> object:
+    if value is None or value == "":
+        return value
+    if "bytes" in key.split("_"):
+        return size(value) if value else ""
+    if key.endswith("_s") and "_per_" not in key:
+        return duration(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping) and "offset" in value:
+        from cdc_core.model.position import Position
+
+        return str(Position.from_json(value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(one)}" for name, one in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _holds(cell: object) -> bool:

@@ -8,19 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from cdc_core.cli.options import (
-    DEFAULT_PIPELINES,
-    JsonOption,
-    PipelineArgument,
-    PipelinesOption,
-    TargetOption,
-    load_pipeline,
-    opened,
-)
-from cdc_core.cli.output import CliOutput, table
-from cdc_core.cli.performable import performable
+from cdc_core.cli.options import TargetOption
+from cdc_core.cli.output import table
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.cli.run import driver
-from cdc_core.cli.verify import findings_table, result_document, verdict
+from cdc_core.cli.verify import findings_table
 from cdc_core.errors import to_document
 from cdc_core.model.readable import counted
 from cdc_core.process.extras import require
@@ -29,12 +21,12 @@ if TYPE_CHECKING:
     from cdc_core.operations.repair.repairer import RepairReport
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(repair)
+app = typer.Typer()
 
 
+@pipeline_command(app)
 def repair(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     tables: Annotated[
         list[str] | None, typer.Argument(metavar="[TABLE]...", help="Logical tables; default: all of the evidence.")
     ] = None,
@@ -52,13 +44,8 @@ def repair(
     stage_only: Annotated[bool, typer.Option("--stage-only", help="Leave applying the rows to the next run.")] = False,
     authoritative: Annotated[
         bool,
-        typer.Option(
-            "--authoritative",
-            help="Also replace rows that somebody else wrote with a newer version.",
-        ),
+        typer.Option("--authoritative", help="Also replace rows that somebody else wrote with a newer version."),
     ] = False,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Fix the rows that a verification found to differ, at the target and on the stage.
 
@@ -70,79 +57,69 @@ def repair(
     again. Newer changes win. Exit codes: 0 the rows are equal; 4 some still differ; 75 some could not be judged yet; 3
     a table cannot be repaired.
     """
-    output = CliOutput(as_json)
-    _path, parsed = load_pipeline(pipeline, pipelines)
-    name = parsed.one_target(target, "lockstep repair").name
+    name = call.pipeline.one_target(target, "lockstep repair").name
     applies = not (dry_run or stage_only)
     if applies:
         require("spark", "quality", by="lockstep repair")
     from cdc_core.operations.repair.repairer import repair_target
 
-    with opened(parsed, output) as ready, driver(parsed, ready.store) if applies else nullcontext() as spark:
+    with call.opened() as ready, driver(call.pipeline, ready.store) if applies else nullcontext() as spark:
         report = repair_target(
-            ready, name, spark, tables or (), finding or (), path=evidence, authoritative=authoritative,
-            dry_run=dry_run,
-        )  # fmt: skip
+            ready, name, spark, tables or (), finding or (), path=evidence, authoritative=authoritative, dry_run=dry_run
+        )
     for one in report.unjudged:
-        output.note(f"{one} was not judged completely by that verification: verify it again")
-    error = report.error
-    _answer(output, parsed.pipeline, report, dry_run=dry_run)
-    if error is not None:
-        raise typer.Exit(error.exit_code)
+        call.output.note(f"that verification did not judge {one} completely: verify it again")
+    _answer(call, report, dry_run=dry_run)
+    call.output.leave(report.done.error)
 
 
-def _answer(output: CliOutput, pipeline: str, report: RepairReport, *, dry_run: bool) -> None:
+def _answer(call: PipelineCall, report: RepairReport, *, dry_run: bool) -> None:
     from cdc_core.operations.status_report import ledger_document
 
-    done, error = report.done, report.error
+    done, output = report.done, call.output
     document: dict[str, Any] = {
-        "pipeline": pipeline,
         "target": report.target,
         "evidence": report.evidence,
         "dry_run": dry_run,
         "batches": list(done.batches),
         "rows": done.rows,
         "deletes": done.deletes,
-        "newer": {name: len(keys) for name, keys in done.newer.items()},
         "forgotten_versions": done.forgotten,
         "removed_from_wrong_shards": done.removed,
-        "left_out": dict(done.left_out),
         "runs": [one.run_id for one in report.runs],
         "ledgers": [ledger_document(row.entry) for one in report.runs for row in one.ledgers],
-        "before": [result_document(one) for one in done.before.values()],
-        "after": None if done.after is None else [result_document(one) for one in done.after.values()],
+        "before": [one.to_document(values=True) for one in done.before.values()],
+        "after": None if done.after is None else [one.to_document(values=True) for one in done.after.values()],
         "equal": done.settled,
     }
-    if error is not None:
-        document |= to_document(error)
+    if done.error is not None:
+        document |= to_document(done.error)
     document["refused"] = sorted(done.refused)
     rows = []
     for name, before in done.before.items():
         after = None if done.after is None else done.after[name]
-        rows.append((name, before.differences, "" if after is None else after.differences, verdict(after or before)))
+        rows.append((name, before.differences, "" if after is None else after.differences, (after or before).verdict))
     shown: list[RenderableType] = [
         table(
-            f"repair: {report.target}", ("table", "differed", "differ now", "verdict"), rows,
-            numbers=("differed", "differ now"), omit_empty=("differ now",),
+            f"repair: {report.target}",
+            ("table", "differed", "differ now", "verdict"),
+            rows,
+            omit_empty=("differ now",),
         )
-    ]  # fmt: skip
+    ]
     for one in (done.after or done.before).values():
         if one.findings:
             shown.append(findings_table(one))
-    output.answer(document, *shown)
+    call.answer(document, *shown)
     if dry_run:
         output.note("nothing was staged or changed: --dry-run")
-        if error is not None:
-            output.note(f"{error.what}\n  fix  {performable(error.remedy)}")
         return
     output.note(f"{counted(done.rows, 'row')} and {counted(done.deletes, 'delete')} staged")
     if done.after is None and done.batches:
         output.note("the next run applies them: `lockstep run`")
     for what, count in (
-        ("removed from shards to which they do not belong", done.removed),
-        ("of the target gave way: --authoritative", done.forgotten),
+        ("removed from the wrong shards", done.removed),
+        ("of the target replaced: --authoritative", done.forgotten),
     ):
         if count:
             output.note(f"{counted(count, 'row')} {what}")
-    if error is not None:
-        output.note(f"{error.what}\n  fix  {performable(error.remedy)}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,23 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc_core.cli.extract import extracted_document
-from cdc_core.cli.options import (
-    DEFAULT_PIPELINES,
-    JsonOption,
-    PipelineArgument,
-    PipelinesOption,
-    TargetsOption,
-    age_us,
-    choose,
-    load_pipeline,
-    moment_us,
-    opened,
-    time_us,
-)
+from cdc_core.cli.options import TargetsOption, UntilOption, age_us, choose, moment_us, time_us
 from cdc_core.cli.output import CliOutput
-from cdc_core.cli.repeat import repeat
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.cli.status import ledger_table
-from cdc_core.errors import UsageError
+from cdc_core.errors import LockstepError, UsageError
 from cdc_core.model.readable import counted
 from cdc_core.model.windows import MICROSECONDS
 from cdc_core.process.extras import require
@@ -47,16 +34,8 @@ if TYPE_CHECKING:
     from spark_jobs.driver import Driver
 
 
-log = logging.getLogger(__name__)
+app = typer.Typer()
 
-
-def register(app: typer.Typer) -> None:
-    app.command()(run)
-
-
-UntilOption = Annotated[
-    str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
-]
 StagedOption = Annotated[bool, typer.Option("--staged", help="Do not read the sources.")]
 ReplayOption = Annotated[
     bool, typer.Option("--replay", help="Apply staged batches to one --target, again or for the first time.")
@@ -84,8 +63,9 @@ EveryOption = Annotated[
 ]
 
 
+@pipeline_command(app)
 def run(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     until: UntilOption = "now",
     every: EveryOption = None,
     target: TargetsOption = None,
@@ -95,8 +75,6 @@ def run(
     end: ToOption = None,
     table_names: TableOption = None,
     requeue: RequeueOption = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Run the whole pipeline without Airflow: extract, copy, plan, merge, filter, write, quality, commit.
 
@@ -108,8 +86,7 @@ def run(
     batches again, without the sources, and moves no consume record. --requeue replays a run whose rows a target
     rejected; fix the target first. --every repeats the run until Ctrl-C and retries temporary errors.
     """
-    output = CliOutput(as_json)
-    path, parsed = load_pipeline(pipeline, pipelines)
+    parsed = call.pipeline
     require("spark", "quality", by="lockstep run")
     again = replay or requeue is not None
     taking = parsed.targets if again else parsed.scheduled_targets
@@ -123,19 +100,19 @@ def run(
     if not targets:
         raise UsageError(
             "The pipeline has no targets.",
-            where=str(path),
+            where=str(call.path),
             code="usage.argument",
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
     if every is not None:
-        _repeat(parsed, targets, age_us(every, "--every", "10s") / MICROSECONDS, output)
+        _repeat(call, targets, age_us(every, "--every", "10s") / MICROSECONDS)
         return
     from cdc_core.operations import pipeline_run
     from cdc_core.operations.apply.replay import requeued
 
     extracted: Mapping[str, DrainResult] = {}
     queried: Queried | None = None
-    with opened(parsed, output) as ready, driver(parsed, ready.store, ahead=True) as spark:
+    with call.opened() as ready, driver(parsed, ready.store, ahead=True) as spark:
         if requeue is not None:
             selection = requeued(ready.meta, ready.store, requeue, targets[0] if target else None)
         if selection is not None:
@@ -145,16 +122,16 @@ def run(
         else:
             whole = pipeline_run.run(ready, spark, "cli", targets, until_us=until_us)
             done, extracted, queried = whole.applied, whole.extracted, whole.queried
-    nothing = "no batch is staged there" if again else "every target has taken all that is staged"
-    _answer(output, parsed.pipeline, done, extracted, nothing, queried)
+    nothing = "no batch is staged there" if again else "every target has everything that is staged"
+    _answer(call, done, extracted, nothing, queried)
 
 
-def _repeat(pipeline: Pipeline, targets: list[str], every_s: float, output: CliOutput) -> None:
+def _repeat(call: PipelineCall, targets: list[str], every_s: float) -> None:
     """Whole runs, one after the other, with one Spark for all of them."""
     from cdc_core.operations.pipeline_run import run as run_whole
 
     partial_noted: set[str] = set()
-    with opened(pipeline, output) as ready, driver(pipeline, ready.store, ahead=True) as spark:
+    with call.opened() as ready, driver(call.pipeline, ready.store, ahead=True) as spark:
         numbers = itertools.count(1)
 
         def turn() -> None:
@@ -167,10 +144,27 @@ def _repeat(pipeline: Pipeline, targets: list[str], every_s: float, output: CliO
             if done.summaries or done.lost:
                 took_s = time.monotonic() - begun
                 applied = f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}, {took_s:.1f} s"
-                document = _document(ready.name, done, whole.extracted, whole.queried)
-                output.line(document, f"{done.run_id}: {applied}")
+                document = {"pipeline": ready.name, **_document(done, whole.extracted, whole.queried)}
+                call.output.line(document, f"{done.run_id}: {applied}")
 
-        repeat(turn, every_s, output)
+        repeat(turn, every_s, call.output)
+
+
+def repeat(work: Callable[[], None], every_s: float, output: CliOutput) -> None:
+    """Does the work again, `every_s` after it last began, and at once if it took longer. A signal ends this, and the
+    work under way, as success. An error that another attempt may fix is noted; any other is raised."""
+    try:
+        while True:
+            due = time.monotonic() + every_s
+            try:
+                work()
+            except LockstepError as error:
+                if not error.retriable:
+                    raise
+                output.note(f"tried again in {every_s:g} s: {error}")
+            time.sleep(max(due - time.monotonic(), 0.0))
+    except (SystemExit, KeyboardInterrupt):
+        return
 
 
 @contextmanager
@@ -198,21 +192,20 @@ def driver(
 
 
 def _answer(
-    output: CliOutput,
-    pipeline: str,
+    call: PipelineCall,
     done: RunResult,
     extracted: Mapping[str, DrainResult],
     nothing: str,
     queried: Queried | None,
 ) -> None:
     """nothing: why nothing was applied, if so. queried: what the reverse query has done."""
-    document = _document(pipeline, done, extracted, queried)
+    document = _document(done, extracted, queried)
     if not done.summaries:
-        output.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
+        call.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
         return
-    entries = [row.entry for row in done.ledgers]
-    ledger = ledger_table(f"ledger of {done.run_id}", entries, pipeline=pipeline) if entries else []
-    output.answer(
+    ledgers = document["ledgers"]
+    ledger = ledger_table(f"ledger of {done.run_id}", ledgers, call.pipeline.pipeline) if ledgers else []
+    call.answer(
         document,
         *ledger,
         f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}, by "
@@ -221,16 +214,10 @@ def _answer(
     )
 
 
-def _document(
-    pipeline: str,
-    done: RunResult,
-    extracted: Mapping[str, DrainResult],
-    queried: Queried | None,
-) -> dict[str, Any]:
+def _document(done: RunResult, extracted: Mapping[str, DrainResult], queried: Queried | None) -> dict[str, Any]:
     from cdc_core.operations.status_report import engine, ledger_document
 
     document = {
-        "pipeline": pipeline,
         "run_id": done.run_id,
         "extracted": [extracted_document(name, result) for name, result in extracted.items()],
         "batches": done.batches,
@@ -264,9 +251,13 @@ def _selection(
     bounds = [_bound(texts or [], option) for texts, option in ((begin, "--from"), (end, "--to"))]
     (start_us, first), (end_us, last) = bounds
     return Selection(
-        targets[0], start_us, end_us, places(pipeline, first, "--from"), places(pipeline, last, "--to"),
+        targets[0],
+        start_us,
+        end_us,
+        places(pipeline, first, "--from"),
+        places(pipeline, last, "--to"),
         tuple(dict.fromkeys(tables or ())),
-    )  # fmt: skip
+    )
 
 
 def _bound(texts: list[str], option: str) -> tuple[int | None, list[str]]:

@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc_core.cli.options import (
-    DEFAULT_PIPELINES,
-    JsonOption,
-    PipelineArgument,
-    PipelinesOption,
-    choose,
-    load_pipeline,
-    opened,
-)
-from cdc_core.cli.output import CliOutput, table
+from cdc_core.cli.output import listing, table
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.errors import LockstepError, RetryLater, UsageError, combined, to_document
-from cdc_core.model.readable import counted, size
+from cdc_core.model.readable import size
 
 if TYPE_CHECKING:
     from cdc_core.operations.copy.copy_sources import Copied
@@ -26,12 +18,12 @@ if TYPE_CHECKING:
     from cdc_core.operations.open_pipeline import OpenPipeline
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(snapshot)
+app = typer.Typer()
 
 
+@pipeline_command(app)
 def snapshot(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     tables: Annotated[
         list[str] | None,
         typer.Argument(metavar="[TABLE]...", help="database.table of the source; default: pending ones."),
@@ -44,8 +36,6 @@ def snapshot(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be copied.")] = False,
     pause: Annotated[bool, typer.Option("--pause", help="Pause all copies until --resume.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Let paused copies continue.")] = False,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Copy existing rows while the application keeps writing.
 
@@ -57,51 +47,49 @@ def snapshot(
     next run applies the rows; newer changes win. An interrupted copy continues after its last chunks. Exit codes: 3 a
     table cannot be copied, the others are; 75 rows that were read are not staged, run it again.
     """
-    output = CliOutput(as_json)
-    _, parsed = load_pipeline(pipeline, pipelines)
-    names = choose([one.name for one in parsed.sources], [source] if source else None, "source")
+    names = call.sources([source] if source else None)
     if tables and len(names) > 1:
         raise UsageError(
-            f"The pipeline has {len(names)} sources, and TABLE is a table of one of them.",
+            f"TABLE belongs to one source, but the pipeline has {len(names)}.",
             where="lockstep snapshot",
             code="usage.argument",
             remedy=f"add --source, one of: {', '.join(names)}",
         )
     if sum((bool(tables), everything, pause, resume)) > 1 or (dry_run and (pause or resume)):
         raise UsageError(
-            "TABLE, --all, --pause and --resume exclude each other, and --dry-run is about a copy.",
+            "Give only one of TABLE, --all, --pause and --resume; --dry-run goes with a copy.",
             where="lockstep snapshot",
             code="usage.argument",
             remedy="give one of them",
         )
     from cdc_core.operations.copy import copy_sources
 
-    with opened(parsed, output) as ready:
+    with call.opened() as ready:
         if pause or resume:
-            _switch(output, ready, names, pause=pause)
+            _switch(call, ready, names, pause=pause)
             return
         copy_sources.extract_before_copying(ready, names, known_will_do=dry_run)
         if not dry_run:
-            copy_sources.read_isolated_again(ready, names)
+            copy_sources.read_isolated_again(ready, names, tables or ())
         wanted: dict[str, tuple[PendingTable, ...]] = {}
         left: dict[str, dict[str, str]] = {}
         for name in names:
             wanted[name], left[name] = copy_sources.tables_to_copy(ready, name, tables, everything=everything)
         if dry_run:
-            _show_plan(output, ready, wanted, left)
+            _show_plan(call, ready, wanted, left)
             return
         copied = copy_sources.copy_sources(ready, wanted)
         error = combined(list(copied.refused.values())) if copied.refused else None
         if error is not None and not copied.staged:
             raise error
-        _answer(output, ready, left, copied, error)
+        _answer(call, ready, left, copied, error)
     if error is not None:
         raise typer.Exit(error.exit_code)
     if any(one.dropped or one.waiting is not None for one in copied.staged.values()):
         raise typer.Exit(RetryLater.exit_code)
 
 
-def _switch(output: CliOutput, ready: OpenPipeline, sources: list[str], *, pause: bool) -> None:
+def _switch(call: PipelineCall, ready: OpenPipeline, sources: list[str], *, pause: bool) -> None:
     """Pauses the copies of these sources, or resumes them."""
     lines = []
     for source in sources:
@@ -112,20 +100,20 @@ def _switch(output: CliOutput, ready: OpenPipeline, sources: list[str], *, pause
             lines.append(f"Copies of {source} may continue: run `lockstep snapshot`, or wait for the next run.")
         else:
             lines.append(f"Copies of {source} were not paused.")
-    output.answer({"pipeline": ready.name, "sources": sources, "paused": pause}, "\n".join(lines))
+    call.answer({"sources": sources, "paused": pause}, "\n".join(lines))
 
 
 def _left_out(left: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
     return [{"source": source, "table": name, "why": why} for source, of in left.items() for name, why in of.items()]
 
 
-def _note_left_out(output: CliOutput, left: Mapping[str, Mapping[str, str]]) -> None:
+def _note_left_out(call: PipelineCall, left: Mapping[str, Mapping[str, str]]) -> None:
     for one in _left_out(left):
-        output.note(f"left out: {one['why']}")
+        call.output.note(f"left out: {one['why']}")
 
 
 def _show_plan(
-    output: CliOutput,
+    call: PipelineCall,
     ready: OpenPipeline,
     wanted: dict[str, tuple[PendingTable, ...]],
     left: Mapping[str, Mapping[str, str]],
@@ -133,43 +121,28 @@ def _show_plan(
     from cdc_core.operations.copy.estimate import estimate
 
     found: list[dict[str, Any]] = []
-    shown = []
     for source, tables in wanted.items():
         names = [one.name for one in tables]
-        estimates = estimate(ready.pipeline, source, names, ready.meta, ready.environ) if tables else {}
+        estimates = estimate(ready, source, names) if tables else {}
         for one in tables:
             known = estimates.get(one.name)
             rows = one.rows if known is None or (known.refused and not known.rows) else known.rows
             why = one.why if known is None or not known.refused else f"cannot be copied: {known.refused}"
+            size_bytes = None if known is None else known.size_bytes
             found.append(
-                {
-                    "source": source,
-                    "table": one.name,
-                    "rows_estimated": rows,
-                    "bytes_estimated": None if known is None else known.size_bytes,
-                    "why": why,
-                }
+                {"source": source, "table": one.name, "rows_estimated": rows, "bytes_estimated": size_bytes, "why": why}
             )
-            stored = "?" if known is None else f"~{size(known.size_bytes)}"
-            shown.append((source, one.name, "?" if rows is None else f"~{rows:,}", stored, why))
     paused = [source for source in sorted(wanted) if ready.meta.copies.paused(source) is not None]
-    document = {
-        "pipeline": ready.name,
-        "tables": found,
-        "paused": paused,
-        "left_out": _left_out(left),
-    }
-    columns, numbers = ("source", "table", "rows", "size", "why"), ("rows", "size")
-    output.answer(document, table("to copy", columns, shown, numbers=numbers) if shown else "Nothing to copy.")
-    if found:
-        output.note("Rows and sizes are the server's estimates.")
-    _note_left_out(output, left)
+    document = {"tables": found, "paused": paused, "left_out": _left_out(left)}
+    keys = "source table rows_estimated bytes_estimated why"
+    call.answer(document, listing("to copy", found, keys) if found else "Nothing to copy.")
+    _note_left_out(call, left)
     for source in paused:
-        output.note(f"Copies of {source} are paused (`lockstep snapshot --resume`).")
+        call.output.note(f"Copies of {source} are paused (`lockstep snapshot --resume`).")
 
 
 def _answer(
-    output: CliOutput,
+    call: PipelineCall,
     ready: OpenPipeline,
     left: Mapping[str, Mapping[str, str]],
     copied: Copied,
@@ -178,7 +151,7 @@ def _answer(
     """left: by source and table, why tables were not to be copied. error: of those that could not be."""
     from cdc_core.operations.copy.copy_sources import note_refused
 
-    document: dict[str, Any] = {"pipeline": ready.name, "sources": [], "left_out": _left_out(left)}
+    document: dict[str, Any] = {"sources": [], "left_out": _left_out(left)}
     if error is not None:
         document |= to_document(error)
     rows = []
@@ -194,32 +167,22 @@ def _answer(
                 "batches": [batch.batch_id for batch in result.batches],
                 "waiting_for": None if result.waiting is None else str(result.waiting),
                 "dropped": [{"table": one, "why": why} for one, why in result.dropped],
-                "chunk_retries": {table: one.count for table, one in copied.retries[name].items()},
             }
         )
         rows.append((name, len(result.tables), staged_rows, size(size_bytes), len(result.batches)))
     if not rows:
-        output.answer(document, "Nothing to copy: every captured table is staged with all of its rows.")
-        _note_left_out(output, left)
+        call.answer(document, "Nothing to copy: every captured table is staged with all of its rows.")
+        _note_left_out(call, left)
         return
-    output.answer(
-        document,
-        table(
-            "copied",
-            ("source", "tables", "rows", "size", "batches"),
-            rows,
-            numbers=("tables", "rows", "size", "batches"),
-        ),
-    )
+    columns = ("source", "tables", "rows", "size", "batches")
+    call.answer(document, table("copied", columns, rows))
     note_refused(ready, copied)
-    _note_left_out(output, left)
+    _note_left_out(call, left)
     for name, result in copied.staged.items():
-        for one, tried in copied.retries[name].items():
-            output.note(f"{one} of {name}: {counted(tried.count, 'chunk')} had to be read again")
         for one, why in result.dropped:
-            output.note(f"{one} of {name} was not staged: {why}. Run `lockstep snapshot` again.")
+            call.output.note(f"{one} of {name} was not staged: {why}. Run `lockstep snapshot` again.")
         if result.waiting is not None:
-            output.note(
-                f"{name}: what is not staged yet waits until {result.waiting} is extracted: run `lockstep snapshot` "
-                "again."
+            call.output.note(
+                f"{name}: the rows that are not staged yet wait until {result.waiting} is extracted: run `lockstep "
+                "snapshot` again."
             )

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
 
-from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
-from cdc_core.cli.output import CliOutput, table
+from cdc_core.cli.output import listing
 from cdc_core.cli.performable import performable
-from cdc_core.model.readable import counted, duration, moment, size
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
+from cdc_core.model.readable import counted, moment
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from cdc_core.meta import Status
     from cdc_core.meta.health import Problem
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(status)
-
+app = typer.Typer()
 
 MOST_NOTES = 10
 """Problems that only inform and are shown without --all: a pipeline may have thousands of partial tables."""
@@ -32,11 +28,10 @@ MOST_COPIES = 20
 """Tables with existing rows that are shown without --all, and only those that are not copied."""
 
 
+@pipeline_command(app)
 def status(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     every: Annotated[bool, typer.Option("--all", help="Show every note and every table.")] = False,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Show how far a pipeline is, problems first: sources, copies, targets, latest runs.
 
@@ -47,20 +42,19 @@ def status(
     Reads only the meta database. Each problem is shown until its cause is gone. Exit code: that of the first problem;
     75 if something is paused or late, 0 if nothing needs attention.
     """
-    from cdc_core.meta import Meta
     from cdc_core.operations.status_report import status_of
 
-    _, parsed = load_pipeline(pipeline, pipelines)
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        report = status_of(parsed, meta)
+    with call.meta() as meta:
+        report = status_of(call.pipeline, meta)
     problems = report.problems
     lines = [problem_lines(one) for one in problems]
     if not every:
         lines = lines[: sum(1 for one in problems if one.level.value != "noted") + MOST_NOTES]  # notes come last
     if len(lines) < len(problems):
         more = len(problems) - len(lines)
-        lines.append(Text(f"and {more:,} more notes: lockstep status {pipeline} --all", style="yellow"))
-    CliOutput(as_json).answer(report.to_json(), *lines, *_tables(report.status, report.waiting, every=every))
+        lines.append(Text(f"and {more:,} more notes: lockstep status {call.given} --all", style="yellow"))
+    document = report.to_json()
+    call.output.answer(document, *lines, *_tables(document, every=every))
     if report.exit_code:
         raise typer.Exit(report.exit_code)
 
@@ -81,129 +75,67 @@ def problem_lines(one: Problem) -> Text:
     return lines
 
 
-LEDGER_COLUMNS = (
-    "target", "table", "staged", "key changes", "winners", "superseded", "written", "equal", "stale", "absent",
-    "quarantined", "adds up",
-)  # fmt: skip
-
-
-LEDGER_DETAILS = ("key changes", "superseded", "equal", "stale", "absent", "quarantined")
+_LEDGER = "target table staged_rows key_changes winners superseded written equal stale absent quarantined problems"
+_LEDGER_DETAILS = "key_changes superseded equal stale absent quarantined problems"
 """Columns of a ledger that are shown only if one of its rows has them."""
 
 
-def ledger_table(title: str, entries: Iterable[Any], *, pipeline: str, every: bool = False) -> list[RenderableType]:
+def ledger_table(
+    title: str, ledgers: Sequence[Mapping[str, Any]], pipeline: str, *, every: bool = False
+) -> list[RenderableType]:
     """The accounts of a run. Of more than MOST_ACCOUNTS only those that do not add up and the largest, unless every."""
-    found = list(entries)
-    kept = found
-    if not every and len(found) > MOST_ACCOUNTS:
-        wrong = [entry for entry in found if entry.problems()]
-        largest = sorted((one for one in found if not one.problems()), key=lambda one: -one.staged_rows)
-        kept = wrong + largest[: max(0, MOST_ACCOUNTS - len(wrong))]
-    rows = [ledger_row(entry) for entry in kept]
-    shown: list[RenderableType] = [
-        table(title, LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1], omit_empty=LEDGER_DETAILS)
-    ]
-    if len(kept) < len(found):
-        shown.append(
-            Text(f"and {len(found) - len(kept):,} more tables, which add up: lockstep status {pipeline} --all")
-        )
-    return shown
+    wrong = sum(1 for one in ledgers if one["problems"])
+    kept = list(ledgers)
+    if not every and len(kept) > MOST_ACCOUNTS:
+        kept.sort(key=lambda one: (not one["problems"], -one["staged_rows"]))
+        kept = kept[: max(MOST_ACCOUNTS, wrong)]
+    title = f"{title}, which {'does not add up' if wrong else 'adds up'}"
+    found: list[RenderableType] = [listing(title, kept, _LEDGER, omit_empty=_LEDGER_DETAILS)]
+    if more := len(ledgers) - len(kept):
+        found.append(Text(f"and {more:,} more tables, which add up: lockstep status {pipeline} --all"))
+    return found
 
 
-def ledger_row(entry: Any) -> tuple[object, ...]:
-    """The same as a table's row, in LEDGER_COLUMNS."""
-    return (
-        entry.target, entry.table, entry.staged_rows, entry.key_changes, entry.winners, entry.superseded,
-        entry.written, entry.equal, entry.stale, entry.absent, entry.quarantined,
-        "; ".join(entry.problems()) or "yes",
-    )  # fmt: skip
-
-
-def _copies(found: Status, *, every: bool) -> list[RenderableType]:
+def _copies(status: Mapping[str, Any], *, every: bool) -> list[RenderableType]:
     """The tables with rows from before their capture, as far as these are not copied; with every, all of them."""
-    copies = [(source, one) for source in found.sources for one in source.copies]
-    listed = [(source, one) for source, one in copies if every or one.state.value != "copied"]
+    copies = [{"source": one["source"], **copy} for one in status["sources"] for copy in one.get("copies", ())]
+    listed = [one for one in copies if every or one["state"] != "copied"]
     if not listed:
         return []
     kept = listed if every else listed[:MOST_COPIES]
-    rows = [
-        (
-            source.source, one.table, one.state.value, one.rows or "",
-            "?" if one.rows_estimated is None else f"{'' if one.state.value == 'read' else '~'}{one.rows_estimated:,}",
-            "" if one.percent is None else f"{one.percent:.0f} %",
-            size(one.size_bytes) if one.size_bytes else "",
-            "" if one.rows_s is None else f"{one.rows_s:,.0f}",
-            one.copied_to or moment(one.updated_us),
-        )
-        for source, one in kept
-    ]  # fmt: skip
-    columns = ("source", "table", "copy", "rows read", "of", "done", "size", "rows/s", "as of")
-    unknown = ("size", "rows/s")
-    numbers = ("rows read", "of", "done", *unknown)
-    shown: list[RenderableType] = [table("existing rows", columns, rows, numbers=numbers, omit_empty=unknown)]
-    for source, one in kept:
-        if one.chunk_retries or one.chunk_error:
-            last = f"; the latest try failed: {one.chunk_error}" if one.chunk_error else ""
-            shown.append(Text(f"{source.source}: {one.table}: chunks read again: {one.chunk_retries}{last}"))
-    done = len(copies) - len(listed)
-    more = len(listed) - len(kept)
-    if more or done:
-        left = [f"{more:,} more tables that are not copied"] * bool(more) + [f"{counted(done, 'copied table')}"] * bool(
-            done
-        )
-        shown.append(Text(f"and {' and '.join(left)}: lockstep status {found.pipeline} --all"))
-    return shown
+    known = "percent bytes rows_per_s copied_to updated"
+    keys = f"source table state rows rows_estimated {known}"
+    found: list[RenderableType] = [listing("existing rows", kept, keys, omit_empty=known)]
+    more, done = len(listed) - len(kept), len(copies) - len(listed)
+    left = [f"{more:,} more tables that are not copied"] if more else []
+    left += [counted(done, "copied table")] if done else []
+    if left:
+        found.append(Text(f"and {' and '.join(left)}: lockstep status {status['pipeline']} --all"))
+    return found
 
 
-def _tables(found: Status, waiting: Sequence[str], *, every: bool) -> list[RenderableType]:
-    from cdc_core.operations.status_report import engine, verification_documents
-
-    sources: list[tuple[object, ...]] = [
-        (
-            one.source, str(one.checkpoint.position), moment(one.checkpoint.watermark_us),
-            "unknown" if one.lag_us is None else duration(one.lag_us / 1e6),
-            one.batches, one.rows, size(one.size_bytes), one.holder or "not running",
-        )
-        for one in found.sources
-    ]  # fmt: skip
-    sources += [(name, "not extracted yet", "", "", 0, 0, "", "not running") for name in waiting]
-    shown: list[RenderableType] = [
-        table(
-            f"{found.pipeline}: sources",
-            ("source", "position", "complete up to (UTC)", "lag", "batches", "rows", "size", "extractor"),
-            sources,
-            numbers=("lag", "batches", "rows", "size"),
-        )
+def _tables(status: Mapping[str, Any], *, every: bool) -> list[RenderableType]:
+    keys = "source position complete_to lag_s batches rows size_bytes holder"
+    found: list[RenderableType] = [listing(f"{status['pipeline']}: sources", status["sources"], keys)]
+    found += _copies(status, every=every)
+    targets = [
+        {
+            **one,
+            "waiting_batches": one["open"]["batches"],
+            "waiting_rows": one["open"]["rows"],
+            "batches_by_state": {
+                state: count["batches"] for state, count in one["records"].items() if count["batches"]
+            },
+        }
+        for one in status["targets"]
     ]
-    shown += _copies(found, every=every)
-    if found.targets:
-        taken = [
-            (
-                one.target, one.waiting.batches, one.waiting.rows,
-                ", ".join(f"{state.value} {count.batches}" for state, count in one.records.items() if count.batches),
-                one.last_error,
-            )
-            for one in found.targets
-        ]  # fmt: skip
-        columns = ("target", "waiting batches", "waiting rows", "batches by state", "last error")
-        shown.append(table("targets", columns, taken, numbers=("waiting batches", "waiting rows")))
-    checked = [one for each in found.verifications for one in verification_documents(each, found.now_us)]
-    if checked:
-        lines = [
-            (one["target"], one["mode"], one["verdict"], one.get("tables", ""), one.get("source_rows", ""),
-             duration(one["age_s"]) if "age_s" in one else "")
-            for one in checked
-        ]  # fmt: skip
-        heads = ("target", "mode", "verified", "tables", "rows", "age")
-        shown.append(table("verifications", heads, lines, numbers=("tables", "rows", "age")))
-    if found.runs:
-        runs = [
-            (one.run_id, one.state.value, engine(by_driver=one.by_driver),
-             " – ".join(moment(e) for e in one.window or ()), moment(one.updated_us))
-            for one in found.runs
-        ]  # fmt: skip
-        shown.append(table("latest runs", ("run", "state", "by", "window (UTC)", "last change (UTC)"), runs))
-    if found.ledgers:
-        accounts = (one.entry for one in found.ledgers)
-        shown += ledger_table("ledger of the latest run", accounts, pipeline=found.pipeline, every=every)
-    return shown
+    for title, documents, columns in (
+        ("targets", targets, "target waiting_batches waiting_rows batches_by_state last_error"),
+        ("verifications", status["verifications"], "target mode verdict tables source_rows age_s"),
+        ("latest runs", status["runs"], "run_id state by window updated"),
+    ):
+        if documents:
+            found.append(listing(title, documents, columns))
+    if status["ledgers"]:
+        found += ledger_table("ledger of the latest run", status["ledgers"], status["pipeline"], every=every)
+    return found

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import (
-    DEFAULT_PIPELINES,
-    JsonOption,
-    PipelineArgument,
-    PipelinesOption,
-    TargetsOption,
-    choose,
-    load_pipeline,
-)
-from cdc_core.cli.output import CliOutput, print_error, table
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError, combined, to_document
+from cdc_core.cli.options import TablesOption, TargetsOption, choose
+from cdc_core.cli.output import listing
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
+from cdc_core.errors import LockstepError, Refused, UsageError, combined, to_document
 from cdc_core.model.readable import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cdc_core.config import Pipeline, Target
-    from cdc_core.operations.target_tables import CapturedTables
+    from cdc_core.config import MysqlTarget
     from cdc_core.targets.tables.make_tables import MadeTable
 
 app = typer.Typer(name="target", help="Create and compare the tables of targets.", no_args_is_help=True)
 
 
-@app.command()
+@pipeline_command(app)
 def create(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     target: TargetsOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements; execute none.")] = False,
     alter: Annotated[
         bool, typer.Option("--alter", help="Also add columns to existing tables, and widen their types.")
     ] = False,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Create the databases and tables that targets lack, and compare those that exist.
 
@@ -53,30 +41,36 @@ def create(
     Every shard gets the source's current definition, without what would change or refuse rows by itself
     (AUTO_INCREMENT, triggers, foreign keys, CHECK, partitions). Exit code 3: a table still cannot be written.
     """
+    from cdc_core.cli.terminal_progress import TerminalProgress
+    from cdc_core.config import IcebergTarget
     from cdc_core.operations.target_tables import create as create_tables
     from cdc_core.operations.target_tables import source_tables
     from cdc_core.targets.tables.make_tables import Actions
 
-    output = CliOutput(as_json)
-    path, parsed = load_pipeline(pipeline, pipelines)
-    names = choose([one.name for one in parsed.targets], target, "target")
+    parsed, names = call.pipeline, call.targets(target)
     if not names:
         raise UsageError(
             "The pipeline has no targets.",
-            where=str(path),
+            where=str(call.path),
             code="usage.argument",
             remedy="add one to `targets`",
         )
-    tables = source_tables(parsed, os.environ)
+    tables = source_tables(parsed)
     results: dict[str, list[MadeTable]] = {}
     for name in names:
         chosen = parsed.target(name)
-        with _progress(output, name, _count(chosen, tables)) as made:
+        with TerminalProgress(call.output) as progress:
+            progress.step(name)
+            if isinstance(chosen, IcebergTarget):
+                from cdc_core.operations.lake.mirror_tables import create_mirrors
+
+                schemas = {one: [each.schema for each in origins] for one, origins in tables.origins.items()}
+                results[name] = create_mirrors(parsed, chosen, schemas, dry=dry_run)
+                continue
             results[name] = create_tables(
-                parsed, chosen, tables, Actions(alter=alter, dry=dry_run), environ=os.environ, made=made
+                parsed, chosen, tables, Actions(alter=alter, dry=dry_run), made=lambda one: progress.step(one.name)
             )
     document = {
-        "pipeline": parsed.pipeline,
         "dry_run": dry_run,
         "targets": {name: [_described(one) for one in found] for name, found in results.items()},
         "left_out": dict(sorted(tables.problems.items())),
@@ -85,25 +79,19 @@ def create(
     for name, found in results.items():
         shown += _shown(name, found, dry_run=dry_run)
     shown += [Text(f"left out: {name}: {why}") for name, why in sorted(tables.problems.items())]
-    output.answer(document, *shown)
+    call.answer(document, *shown)
     errors = [error for found in results.values() for one in found for error in _errors(one)]
-    if errors:
-        worst = combined(errors)
-        if not as_json:
-            print_error(worst, as_json=False)
-        raise typer.Exit(worst.exit_code)
+    call.output.leave(combined(errors) if errors else None)
 
 
-@app.command()
+@pipeline_command(app)
 def layout(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     target: TargetsOption = None,
     accept: Annotated[
         list[str] | None,
         typer.Option("--accept", metavar="TABLE", help="Accept the current layout of this table; may be repeated."),
     ] = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the sharding under which each table was written, and the pipeline's current one.
 
@@ -114,59 +102,37 @@ def layout(
     Where the two differ, runs are refused (target.layout). Accept a table whose rows were moved, that is empty, or
     whose shard key was renamed.
     """
-    from cdc_core.meta import Meta
     from cdc_core.operations.apply.lost_writes import accept_moved
-    from cdc_core.targets.bookkeeping.placement import accept_placements, placements
+    from cdc_core.targets.bookkeeping.placement import accept_placements
+    from cdc_core.targets.bookkeeping.table_states import states
 
-    output = CliOutput(as_json)
-    _, parsed = load_pipeline(pipeline, pipelines)
-    names = choose([one.name for one in parsed.targets], target, "target")
-    rows: list[tuple[str, str, str, str]] = []
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        # A meta database that was rebuilt knows what is staged, and not what was written.
-        covered = [one for source in parsed.sources for one in meta.coverages.find(source.name).tables.values()]
-        fed = {logical for one in covered for logical in one.feeds}
-        for name in names:
-            rules, known = parsed.target(name), meta.layouts.find(name)
-            tables = [one for one in {*known, *fed, *rules.tables} - {"*"} if rules.table(one) is not None]
-            found = placements(rules, sorted(tables))
-            there = {*known, *(one.logical for one in found if one.noted is not None)}
-            now = {one: rule.layout for one in there if (rule := rules.table(one)) is not None}
-            if accept:
-                accepted = choose(sorted(now), accept, "table")
-                accept_placements(rules, accepted, lambda one: output.note(f"accepted {one}"))
-                meta.layouts.accept(name, {one: now[one] for one in accepted})
+    layouts: list[dict[str, Any]] = []
+    for name in call.databases(target):
+        rules = call.pipeline.database(name)
+        written = _written(call, rules)
+        if accept:
+            accepted = choose(written, accept, "table")
+            accept_placements(rules, accepted, lambda one: call.output.note(f"accepted {one}"))
+            with call.meta() as meta:
                 accept_moved(meta, rules, accepted)
-                found, known = placements(rules, sorted(tables)), meta.layouts.find(name)
-            rows += [(name, one, known.get(one, ""), now.get(one, "")) for one in sorted(there)]
-            rows += [
-                (name, one.name, one.noted, one.wanted)
-                for one in found
-                if one.noted is not None and one.noted != one.wanted
-            ]
-    columns = ("target", "table", "written by", "the pipeline says")
-    document = {"layouts": [dict(zip(("target", "table", "written", "now"), row, strict=True)) for row in rows]}
-    output.answer(document, table(f"layouts: {parsed.pipeline}", columns, rows))
+        layouts += [
+            {"target": name, "table": place.name, "written": state.placement, "now": place.placement}
+            for _, place, state in states(rules, written)
+            if state.placement is not None
+        ]
+    title = f"layouts: {call.pipeline.pipeline}"
+    call.output.answer({"layouts": layouts}, listing(title, layouts, "target table written now"))
 
 
-@app.command()
+@pipeline_command(app)
 def fence(
-    pipeline: PipelineArgument,
+    call: PipelineCall,
     target: TargetsOption = None,
-    table_names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--table",
-            metavar="NAME",
-            help="Only this logical table; may be repeated.",
-        ),
-    ] = None,
+    table_names: TablesOption = None,
     note: Annotated[
         str | None, typer.Option("--raise", metavar="WHY", help="Keep Lockstep's writes out; errors show this reason.")
     ] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Let Lockstep write again.")] = False,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
 ) -> None:
     """Show, raise or lower fences, which keep Lockstep's writes out of tables of a target.
 
@@ -177,139 +143,57 @@ def fence(
     Once --raise has returned, no run, replay or repair of any pipeline writes to the tables (target.fenced). Raise
     fences before an application writes there by itself. The same command finishes one that was interrupted.
     """
-    from cdc_core.targets.bookkeeping.fence import FencedTable, fences, lower_fences, raise_fences
+    from cdc_core.targets.bookkeeping.fence import lower_fences, raise_fences
+    from cdc_core.targets.bookkeeping.table_states import states
 
     if note is not None and (lower or not note.strip()):
         raise UsageError(
-            "A fence is raised, with the reason why, or lowered.",
+            "Raise a fence with a reason, or lower it.",
             where="lockstep target fence",
             code="usage.argument",
             remedy="give --raise WHY, or --lower, or neither to see which fences there are",
         )
-    output = CliOutput(as_json)
-    path, parsed = load_pipeline(pipeline, pipelines)
-    rows: list[tuple[str, FencedTable]] = []
-    for name in choose([one.name for one in parsed.targets], target, "target"):
-        chosen = parsed.target(name)
-        tables = choose(_written(parsed, chosen), table_names, "table")
+    found: list[dict[str, Any]] = []
+    for name in call.databases(target):
+        chosen = call.pipeline.database(name)
+        tables = choose(_written(call, chosen), table_names, "table")
         if not tables and (lower or note is not None):
             raise UsageError(
                 f"No run of this pipeline has written to a table of the target {name!r}: there is nothing to fence.",
-                where=str(path),
+                where=str(call.path),
                 code="usage.argument",
                 remedy="raise fences after the first run; or name other targets with --target",
             )
         if note is not None:
             why, more = " ".join(note.split()), tables
             while more:
-                raise_fences(chosen, more, why, lambda one: output.note(f"fenced {one.name}"))
+                raise_fences(chosen, more, why, lambda one: call.output.note(f"fenced {one}"))
                 # While it waited for a write to end, a run may have begun with a table that none had written before.
-                more = [] if table_names else [one for one in _written(parsed, chosen) if one not in tables]
+                more = [] if table_names else [one for one in _written(call, chosen) if one not in tables]
                 tables = [*tables, *more]
         elif lower:
-            lower_fences(chosen, tables, lambda one: output.note(f"no fence around {one.name}"))
-        rows += [(name, one) for one in fences(chosen, tables)]
-    columns = ("target", "table", "shard", "fence")
-    shown = [(name, one.logical, one.name, one.note) for name, one in rows]
-    output.answer(
-        {"fences": [dict(zip(columns, row, strict=True)) for row in shown]},
-        table(f"fences: {parsed.pipeline}", columns, [(*place, why or "") for *place, why in shown]),
-    )
+            lower_fences(chosen, tables, lambda one: call.output.note(f"no fence around {one}"))
+        found += [
+            {"target": name, "table": logical, "shard": place.name, "fence": state.fence.note if state.fence else None}
+            for logical, place, state in states(chosen, tables)
+        ]
+    title = f"fences: {call.pipeline.pipeline}"
+    call.output.answer({"fences": found}, listing(title, found, "target table shard fence"))
 
 
-def _written(pipeline: Pipeline, target: Target) -> list[str]:
-    """The logical tables of the target that runs of the pipeline have written, or are about to write."""
-    from cdc_core.meta import Meta
+def _written(call: PipelineCall, target: MysqlTarget) -> list[str]:
+    """The logical tables of the target that runs of the pipeline have written, or are about to write: by meta, and by
+    what is noted at the target, as meta may have been rebuilt."""
+    from cdc_core.operations.check.check_targets import is_named
+    from cdc_core.targets.bookkeeping.table_states import NOTHING, states
 
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        known = sorted({*meta.layouts.find(target.name), *meta.writes.last(target.name)})
-    return [one for one in known if target.table(one) is not None]
-
-
-@app.command("check-ids")
-def check_ids(
-    pipeline: PipelineArgument,
-    target: TargetsOption = None,
-    table_names: Annotated[
-        list[str] | None, typer.Option("--table", metavar="NAME", help="Only this logical table; may be repeated.")
-    ] = None,
-    pipelines: PipelinesOption = DEFAULT_PIPELINES,
-    as_json: JsonOption = False,
-) -> None:
-    """Look for values of unique keys that two shards have, and for counters that give out equal ids.
-
-    \b
-      lockstep target check-ids shop
-      lockstep target check-ids shop --target shards --table orders
-
-    Rows that share such a value could not be carried back to one table. Exit code 4: a value is in two shards.
-    """
-    from cdc_core.meta import Meta
-    from cdc_core.targets.reading.sharding import shard_tables
-    from cdc_core.targets.tables.auto_increment import check_ids as checked
-    from cdc_core.targets.tables.auto_increment import meeting_counters
-
-    output = CliOutput(as_json)
-    _, parsed = load_pipeline(pipeline, pipelines)
-    rows: list[dict[str, Any]] = []
-    counters: list[dict[str, Any]] = []
-    for name in choose([one.name for one in parsed.targets], target, "target"):
-        chosen = parsed.target(name)
-        with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-            written = [one for one in meta.layouts.find(name) if chosen.table(one) is not None]
-        for logical in choose(written, table_names, "table"):
-            output.note(f"{name}: {logical}")
-            rows += [
-                {
-                    "target": name,
-                    "table": logical,
-                    "key": list(one.key),
-                    "rows": one.rows,
-                    "shared": one.found,
-                    "values": [{"value": list(value.value), "tables": list(value.tables)} for value in one.shown],
-                }
-                for one in checked(chosen, logical, os.environ)
-            ]
-            places = [
-                (chosen.connections[at.connection], at.database, at.table) for at in shard_tables(chosen, logical)
-            ]
-            if meeting := meeting_counters(places, os.environ):
-                counters.append({"target": name, "table": logical, "tables": list(meeting)})
-    columns = ("target", "table", "key", "rows", "in two shards")
-    shown = [(one["target"], one["table"], ", ".join(one["key"]), f"{one['rows']:,}", one["shared"]) for one in rows]
-    output.answer(
-        {"keys": rows, "counters": counters},
-        table(f"unique keys without the shard key: {parsed.pipeline}", columns, shown),
-        *(
-            Text(f"{one['table']}: {', '.join(value['value'])} is in {' and '.join(value['tables'])}")
-            for one in rows
-            for value in one["values"]
-        ),
-        *(
-            Text(f"{one['table']}: AUTO_INCREMENT of {counted(len(one['tables']), 'table')} gives out equal ids")
-            for one in counters
-        ),
-    )
-    shared = [one for one in rows if one["shared"]]
-    if shared:
-        first = shared[0]
-        error = DataAtRisk(
-            f"{counted(first['shared'], 'value')} of the key ({', '.join(first['key'])}) of {first['table']!r} "
-            f"{'is' if first['shared'] == 1 else 'are'} in two shards.",
-            where=f"targets.{first['target']}.tables.{first['table']}",
-            code="target.unique_conflict",
-            remedy="give one of the two rows another id; let ids come from the application (a sequence, a snowflake, a "
-            "range for each shard)",
-        )
-        if not as_json:
-            print_error(error, as_json=False)
-        raise typer.Exit(error.exit_code)
-
-
-def _count(target: Target, tables: CapturedTables) -> int:
-    from cdc_core.targets.reading.sharding import shard_tables
-
-    return sum(len(shard_tables(target, logical)) for logical in tables.origins if target.table(logical) is not None)
+    with call.meta() as meta:
+        written = set(meta.writes.last(target.name))
+        covered = [one for name in call.sources(None) for one in meta.coverages.find(name).tables.values()]
+    fed = {*target.tables, *(logical for one in covered for logical in one.feeds)} - written - {"*"}
+    asked = [one for one in fed if target.table(one) is not None and is_named(target, one)]
+    written |= {logical for logical, _, state in states(target, asked) if state != NOTHING}
+    return sorted(one for one in written if target.table(one) is not None)
 
 
 def _errors(one: MadeTable) -> Iterator[LockstepError]:
@@ -357,18 +241,3 @@ def _shown(name: str, found: list[MadeTable], *, dry_run: bool) -> Iterator[Rend
                 yield Text(f"-- {one.name}: {line}", style="dim" if line.startswith("note") else "")
     words = [f"{number:,} {'to create' if state == 'missing' else state}" for state, number in count.items() if number]
     yield Text(f"{'-- ' if dry_run else ''}target {name}: {counted(len(found), 'table')}: {', '.join(words) or 'none'}")
-
-
-@contextmanager
-def _progress(output: CliOutput, name: str, total: int) -> Iterator[Callable[[MadeTable], None]]:
-    if not output.animated:
-        yield lambda one: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=output.err, transient=True) as progress:
-        task = progress.add_task(name, total=total)
-        yield lambda one: progress.update(task, advance=1, description=one.name)

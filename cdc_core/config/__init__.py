@@ -8,19 +8,29 @@ same for editors. One module for each group of keys.
 from __future__ import annotations
 
 from cdc_core.config.capture_options import CaptureRules, Columns, Processor, Route, RowFilter
-from cdc_core.config.copy_options import MOST_READERS, ReverseQuery, Snapshot, ThrottleOptions
-from cdc_core.config.cutover_options import CutoverOptions, Hook, PythonHook
-from cdc_core.config.file import json_schema, load, models_in, parse
+from cdc_core.config.copy_options import MOST_READERS, ThrottleOptions
+from cdc_core.config.cutover_options import CutoverOptions, Hook
+from cdc_core.config.file import back_file, json_schema, load, models_in, parse
 from cdc_core.config.pipeline import Pipeline
-from cdc_core.config.run_options import Airflow, Quality, SparkOptions, Suite
+from cdc_core.config.run_options import Airflow, Quality, Suite
 from cdc_core.config.source_options import Source, StartConfig, StartPosition
-from cdc_core.config.storage_options import Limits, MetaConfig, Retention, StageConfig
-from cdc_core.config.target_options import ONE_TABLE, FormerShard, Guard, Sharding, Target, TargetTable
-from cdc_core.config.value_types import MIB, NAME, WAY_BACK_SUFFIX
-from cdc_core.config.verify_options import Repair, Verify
+from cdc_core.config.storage_options import Limits, StageConfig
+from cdc_core.config.target_options import (
+    ONE_TABLE,
+    Guard,
+    IcebergTarget,
+    KeptCuts,
+    LakeTable,
+    MysqlTable,
+    MysqlTarget,
+    Sharding,
+    Target,
+    TargetTable,
+)
+from cdc_core.config.value_types import NAME, WAY_BACK_SUFFIX
+from cdc_core.config.verify_options import Verify
 
 __all__ = [
-    "MIB",
     "MOST_READERS",
     "NAME",
     "ONE_TABLE",
@@ -29,24 +39,21 @@ __all__ = [
     "CaptureRules",
     "Columns",
     "CutoverOptions",
-    "FormerShard",
     "Guard",
     "Hook",
+    "IcebergTarget",
+    "KeptCuts",
+    "LakeTable",
     "Limits",
-    "MetaConfig",
+    "MysqlTable",
+    "MysqlTarget",
     "Pipeline",
     "Processor",
-    "PythonHook",
     "Quality",
-    "Repair",
-    "Retention",
-    "ReverseQuery",
     "Route",
     "RowFilter",
     "Sharding",
-    "Snapshot",
     "Source",
-    "SparkOptions",
     "StageConfig",
     "StartConfig",
     "StartPosition",
@@ -55,6 +62,7 @@ __all__ = [
     "TargetTable",
     "ThrottleOptions",
     "Verify",
+    "back_file",
     "json_schema",
     "load",
     "models_in",

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from cdc_core.config.pipeline import Pipeline
-from cdc_core.config.value_types import URL_LOGIN
+from cdc_core.config.value_types import URL_LOGIN, WAY_BACK_SUFFIX
 from cdc_core.errors import UsageError
 from cdc_core.model.readable import counted
 
@@ -139,6 +139,11 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in models_in(part)]
+
+
+def back_file(file: Path) -> Path:
+    """The file of the pipeline that carries changes back, beside that of the way there."""
+    return file.with_name(f"{file.stem}{WAY_BACK_SUFFIX}{file.suffix}")
 
 
 def load(path: Path) -> Pipeline:

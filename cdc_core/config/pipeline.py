@@ -14,11 +14,11 @@ from cdc_core.config.cutover_options import CutoverOptions
 from cdc_core.config.run_options import Airflow, Quality, SparkOptions
 from cdc_core.config.source_options import Source
 from cdc_core.config.storage_options import Limits, MetaConfig, Retention, StageConfig
-from cdc_core.config.target_options import Target
+from cdc_core.config.target_options import IcebergTarget, MysqlTarget, Target
 from cdc_core.config.value_types import Cron, Model, Name
 from cdc_core.config.verify_options import Repair, Verify
 from cdc_core.errors import UsageError
-from cdc_core.model.connection_reference import same_variable
+from cdc_core.model.connection_reference import same_variable, variable_of
 from cdc_core.model.readable import counted
 from cdc_core.model.windows import Windows
 
@@ -75,10 +75,8 @@ class Pipeline(Model):
     def references(self) -> tuple[str, ...]:
         """Every server that the pipeline names, and the salt of its masks, once."""
         named = [one for source in self.sources for one in source.connections]
-        named += [
-            one for one in (*(source.copy_from for source in self.sources), *self.snapshot.throttle.replicas) if one
-        ]
-        named += [one for target in self.targets for one in target.connections]
+        named += self.snapshot.throttle.replicas
+        named += [one for target in self.databases for one in target.connections]
         return tuple(dict.fromkeys([*named, *filter(None, [self.tables.columns.salt])]))
 
     @property
@@ -86,9 +84,11 @@ class Pipeline(Model):
         """What was chosen and holds in the pipelines that Lockstep writes for the same rows, too. Not what a run does
         about rows that it does not expect (suites, tables.on_*): a way back stops there, and a person decides."""
         chosen: dict[str, Any] = self.model_dump(
-            mode="json", exclude_unset=True, exclude_none=True,
+            mode="json",
+            exclude_unset=True,
+            exclude_none=True,
             include={"retention": True, "repair": True, "quality": {"sample_rows"}},
-        )  # fmt: skip
+        )
         return {key: value for key, value in chosen.items() if value}
 
     @property
@@ -99,6 +99,18 @@ class Pipeline(Model):
     def scheduled_targets(self) -> tuple[Target, ...]:
         """The targets that every run feeds."""
         return tuple(target for target in self.targets if not target.replay_only)
+
+    @property
+    def databases(self) -> tuple[MysqlTarget, ...]:
+        """The targets that are servers of MySQL or MariaDB."""
+        return tuple(target for target in self.targets if isinstance(target, MysqlTarget))
+
+    @property
+    def lake_variables(self) -> tuple[str, ...]:
+        """The environment variables that catalogs of lakes name: their values may be secrets."""
+        lakes = [target for target in self.targets if isinstance(target, IcebergTarget)]
+        named = [value for lake in lakes for value in lake.catalog.values() if value.startswith("env:")]
+        return tuple(dict.fromkeys(variable_of(value) for value in named))
 
     def feeds_alone(self, name: str, logical: str) -> bool:
         """Whether only the table `name` of a single source can feed a logical table; False where that is unknown."""
@@ -135,6 +147,16 @@ class Pipeline(Model):
     def target(self, name: str) -> Target:
         return next(target for target in self.targets if target.name == name)
 
+    def database(self, name: str) -> MysqlTarget:
+        """The target of this name. Raises UsageError (usage.argument) for one that is a lake."""
+        return _require_database(self.target(name))
+
+    def one_database(self, name: str | None, where: str) -> MysqlTarget:
+        """The target of this name, or the only one that is a database. Raises UsageError (usage.argument)."""
+        if name is None and len(self.databases) == 1:
+            return self.databases[0]
+        return _require_database(self.one_target(name, where))
+
     def one_target(self, name: str | None, where: str) -> Target:
         """The target of this name, or the only one. where: who asks. Raises UsageError (usage.argument)."""
         named = [target for target in self.targets if name in (None, target.name)]
@@ -148,3 +170,14 @@ class Pipeline(Model):
             code="usage.argument",
             remedy=f"add --target, one of: {names}" if names else "add a target to the pipeline file",
         )
+
+
+def _require_database(target: Target) -> MysqlTarget:
+    if isinstance(target, MysqlTarget):
+        return target
+    raise UsageError(
+        f"The target {target.name!r} is a lake: this is for targets that are servers of MySQL or MariaDB.",
+        where=f"targets.{target.name}",
+        code="usage.argument",
+        remedy="name another target; docs/targets.md says what a lake does instead",
+    )

@@ -50,11 +50,6 @@ class Source(Model):
         "and reads the first that answers if that one is gone"
     )
     server_id: int = Field(ge=1, le=2**32 - 1, description="Lockstep's ID as a replica; no other replica may have it")
-    copy_from: ConnectionRef | None = Field(
-        None,
-        description="a replica of the source where existing rows are read. It must replicate everything by "
-        "GTIDs, and have no changes of its own. Tables without a key are read at the source",
-    )
     start: Literal["earliest", "latest"] | StartConfig = Field(
         "latest",
         description="where to start if nothing is stored yet: earliest, latest (the moment of the first "

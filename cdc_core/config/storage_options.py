@@ -64,7 +64,7 @@ class Limits(Model):
     @property
     def block_bytes(self) -> int:
         """Limit of a block: one is being filled, one decoded."""
-        return self.ring_mib * MIB // 16
+        return min(16 * MIB, self.ring_mib * MIB // 16)
 
     @property
     def row_group_buffer_bytes(self) -> int:

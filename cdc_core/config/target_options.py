@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from cdc_core.config.value_types import ConnectionRef, Model, Name, Template, names_in
+from cdc_core.config.value_types import Age, CatalogProperties, ConnectionRef, Model, Name, Template, names_in
 
 ONE_TABLE = "one table"
 """The layout of a table that is not sharded."""
@@ -87,7 +87,7 @@ class Sharding(Model):
 
     @property
     def whole_count(self) -> int:
-        """Of shards, with those that are not successors of `former`."""
+        """The number of shards, with those that are not successors of `former`."""
         return self.databases * self.tables
 
     def placement(self, number: int) -> str:
@@ -114,23 +114,10 @@ ColumnName = Annotated[str, Field(min_length=1)]
 
 
 class TargetTable(Model):
-    """Where one logical table goes. Templates may use {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
+    """What each kind of target decides about one logical table."""
 
-    database: Template = Field("{database}", description="template of the database's name")
-    table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
     key: tuple[ColumnName, ...] | None = Field(
         None, min_length=1, description="columns that identify a row; default: the source's primary key"
-    )
-    no_key: Literal["stop", "rows"] = Field(
-        "stop",
-        description="a source table without a key: stop the run, or keep as many copies of each row as the source has",
-    )
-    sharding: Sharding | None = Field(None, description="how rows are distributed over several tables")
-    guard: Guard = Field(default_factory=Guard, description="where row versions are stored")
-    on_row_error: Literal["stop", "quarantine"] = Field(
-        "stop",
-        description="a row that the target rejects: stop the run, or set the row aside and continue. With "
-        "quarantine, columns may be smaller than the source's",
     )
     on_truncate: Literal["stop", "apply", "ignore"] = Field(
         "stop",
@@ -147,6 +134,35 @@ class TargetTable(Model):
         description="add: the run follows the source's columns: it adds, renames, and allows NULL where the "
         "source dropped one. stop: the run stops with the statement to execute",
     )
+
+    @property
+    def layout(self) -> str:
+        """What decides which rows are in which physical table, on one line."""
+        return ONE_TABLE
+
+    @model_validator(mode="after")
+    def _columns_of_the_key_are_different(self) -> Self:
+        if len({name.lower() for name in self.key or ()}) < len(self.key or ()):
+            raise ValueError(f"key {list(self.key or ())}: a column is named twice")
+        return self
+
+
+class MysqlTable(TargetTable):
+    """Where one logical table goes. Templates may use {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
+
+    database: Template = Field("{database}", description="template of the database's name")
+    table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
+    no_key: Literal["stop", "rows"] = Field(
+        "stop",
+        description="a source table without a key: stop the run, or keep as many copies of each row as the source has",
+    )
+    sharding: Sharding | None = Field(None, description="how rows are distributed over several tables")
+    guard: Guard = Field(default_factory=Guard, description="where row versions are stored")
+    on_row_error: Literal["stop", "quarantine"] = Field(
+        "stop",
+        description="a row that the target rejects: stop the run, or set the row aside and continue. With "
+        "quarantine, columns may be smaller than the source's",
+    )
     freshness: str | None = Field(
         None, description="column that the source increases with each change, such as update_time"
     )
@@ -157,26 +173,22 @@ class TargetTable(Model):
         return ONE_TABLE if self.sharding is None else self.sharding.layout
 
     @model_validator(mode="after")
-    def _columns_of_the_key_are_different(self) -> TargetTable:
-        if len({name.lower() for name in self.key or ()}) < len(self.key or ()):
-            raise ValueError(f"key {list(self.key or ())}: a column is named twice")
-        return self
-
-    @model_validator(mode="after")
-    def _truncates_by_the_rows_own_versions(self) -> TargetTable:
+    def _truncates_by_the_rows_own_versions(self) -> Self:
         if self.on_truncate == "apply" and self.guard.store == "table":
             raise ValueError("on_truncate: apply needs guard.store: row, by which every row tells how old it is")
         return self
 
     @model_validator(mode="after")
-    def _rows_without_a_key_have_no_versions(self) -> TargetTable:
+    def _rows_without_a_key_have_no_versions(self) -> Self:
         if self.no_key == "rows" and (self.freshness is not None or self.on_row_error == "quarantine"):
-            raise ValueError("no_key: rows applies whole batches exactly once: it takes neither freshness nor "
-                             "on_row_error: quarantine")  # fmt: skip
+            raise ValueError(
+                "no_key: rows applies whole batches exactly once: it takes neither freshness nor "
+                "on_row_error: quarantine"
+            )
         return self
 
     @model_validator(mode="after")
-    def _shards_have_names_of_their_own(self) -> TargetTable:
+    def _shards_have_names_of_their_own(self) -> Self:
         if self.sharding is None or self.sharding.former is not None:
             return self  # successors: target.sharding compares the names themselves
         for what, template, mark, count in (
@@ -188,15 +200,23 @@ class TargetTable(Model):
         return self
 
 
-class Target(Model):
-    """Where staged changes are applied."""
+class _Applied(Model):
+    """What every kind of target has."""
 
     name: Name = Field(description="part of consume records: never change it")
+    replay_only: bool = Field(
+        False, description="only replays feed this target; scheduled runs and `lockstep run` skip it"
+    )
+
+
+class MysqlTarget(_Applied):
+    """Tables of MySQL or MariaDB servers, sharded or not."""
+
     kind: Literal["mysql"] = Field("mysql", description="MySQL or MariaDB")
     connections: tuple[ConnectionRef, ...] = Field(
         min_length=1, description="one server, or one for each database number in order"
     )
-    tables: Mapping[str, TargetTable] = Field(
+    tables: Mapping[str, MysqlTable] = Field(
         min_length=1, description="rules by logical table name; '*' matches every other table"
     )
     on_missing_table: Literal["create", "stop"] = Field(
@@ -221,12 +241,9 @@ class Target(Model):
         description="a table with more rows in a run is written in transactions of this size, where that is "
         "safe; 0: always in one",
     )
-    replay_only: bool = Field(
-        False, description="only replays feed this target; scheduled runs and `lockstep run` skip it"
-    )
 
     @model_validator(mode="after")
-    def _one_server_or_one_per_database(self) -> Target:
+    def _one_server_or_one_per_database(self) -> Self:
         count = len(self.connections)
         for logical, table in self.tables.items():
             databases = table.sharding.databases if table.sharding else 1
@@ -237,6 +254,59 @@ class Target(Model):
                 )
         return self
 
-    def table(self, logical: str) -> TargetTable | None:
+    def table(self, logical: str) -> MysqlTable | None:
         """The rule for a logical table; None where this target does not take it."""
         return self.tables.get(logical) or self.tables.get("*")
+
+
+class LakeTable(TargetTable):
+    """How one logical table is mirrored. The template may use {logical}, {database} and {table}."""
+
+    table: Template = Field("{table}", description="template of the table's name in the namespace")
+    on_new_column: Literal["add", "stop"] = Field(
+        "add", description="add: the mirror follows the source's columns; stop: the run stops"
+    )
+
+
+class KeptCuts(Model):
+    """Which cuts of a lake stay readable: by them, the whole database can be read as of a position of the log."""
+
+    hourly: Age = Field("48h", description="one cut of each hour, for this long")
+    daily: Age = Field("35d", description="one cut of each day, for this long")
+
+
+class IcebergTarget(_Applied):
+    """Iceberg tables in a lake: one for each logical table, published together."""
+
+    kind: Literal["iceberg"] = Field(description="Iceberg tables, by PyIceberg")
+    catalog: CatalogProperties = Field(
+        min_length=1,
+        description="PyIceberg's properties of the catalog, such as type, uri and warehouse. env:VARIABLE stands for "
+        "the value of an environment variable, and must do so for a secret",
+    )
+    namespace: str = Field(
+        pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", description="the namespace of all tables; part of their names"
+    )
+    tables: Mapping[str, LakeTable] = Field(
+        min_length=1, description="rules by logical table name; '*' matches every other table"
+    )
+    on_missing_table: Literal["create", "stop"] = Field(
+        "create", description="a table that does not exist: create it, or stop the run"
+    )
+    keep: KeptCuts = Field(default_factory=KeptCuts, description="which cuts stay readable")
+
+    def table(self, logical: str) -> LakeTable | None:
+        """The rule for a logical table; None where this target does not take it."""
+        return self.tables.get(logical) or self.tables.get("*")
+
+
+def _kind(given: Any) -> str:
+    """The tag of a target's model. Brackets keep it out of the paths that errors show (config/file.py)."""
+    kind = given.get("kind", "mysql") if isinstance(given, Mapping) else getattr(given, "kind", "mysql")
+    return f"[{kind}]"
+
+
+Target = Annotated[
+    Annotated[MysqlTarget, Tag("[mysql]")] | Annotated[IcebergTarget, Tag("[iceberg]")], Discriminator(_kind)
+]
+"""Where staged changes are applied."""

@@ -18,7 +18,7 @@ from cdc_core.model.windows import Windows, age_us, parse_moment
 MIB = 1 << 20
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
 WAY_BACK_SUFFIX = "_back"
-"""Of the names of a pipeline and its file: the one that carries changes back after a cutover."""
+"""The end of the name, and of the file's name, of a pipeline that carries changes back after a cutover."""
 URL_LOGIN = re.compile(r"//\S*@")
 
 
@@ -135,6 +135,20 @@ def _no_secrets(settings: Mapping[str, str]) -> Mapping[str, str]:
     return settings
 
 
+_SECRET_PROPERTY = re.compile(r"(?i)secret|password|token|credential|access[._-]?key|account[._-]?key|sas")
+
+
+def _catalog_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in properties.items():
+        if value.startswith("env:"):
+            _environment(value)
+        elif _SECRET_PROPERTY.search(name):
+            raise ValueError(f"{name} may hold a secret: put it into an environment variable and write env:VARIABLE")
+        else:
+            _no_password(value)
+    return properties
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """A regular expression that must match a whole `database.table`."""
@@ -150,6 +164,7 @@ Location = Annotated[str, AfterValidator(_no_password)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 DatabaseUrl = Annotated[str, AfterValidator(_meta_url)]
 Settings = Annotated[Mapping[str, str], AfterValidator(_no_secrets)]
+CatalogProperties = Annotated[Mapping[str, str], AfterValidator(_catalog_properties)]
 Moment = Annotated[str, BeforeValidator(_moment_text), AfterValidator(_moment)]
 
 

@@ -13,6 +13,7 @@ Arrow and give Arrow, and know no file, no server and no engine:
     values.py        values that the log did not carry, which older events have
     truncates.py     which TRUNCATEs count, and which events they undo
     keyless_rows.py  tables without a key: rows that come and go, counted
+    guard.py         what a winner does at a target that has something under its key
     by_key.py        staged changes, each as a change of one key
     codes.py         numbers for values: equal where a key treats the values as equal
 

@@ -160,7 +160,7 @@ class Runs:
         return self._rows(np.maximum.reduceat(self._marked(flags), self.starts) if len(self.order) else self.order)
 
     def so_far(self, flags: Flags) -> Numbers:
-        """By row: the last one of its group, up to itself, that has the flag; -1: none."""
+        """For each row, the last one of its group, up to itself, that has the flag; -1: none."""
         marked = np.maximum.accumulate(self._marked(flags))
         begins = np.repeat(self.starts, self.ends - self.starts + 1)
         found = np.empty(len(self.order), np.int64)

@@ -275,7 +275,7 @@ def _own(change: _Changes, rule: TableRule, moved: Flags, *, renews: bool, batch
 
 
 def _former(change: _Changes, rule: TableRule, batches: pa.Array | None) -> pa.Table:
-    """Of updates alone: the keys that their rows left."""
+    """The keys that rows left by updates."""
     after, before = change.lacks()
     false = pa.array(np.zeros(change.count, bool))
     columns: dict[str, pa.Array] = {LOST: false, RENEWS: false, FORMER: pa.array(np.ones(change.count, bool))}

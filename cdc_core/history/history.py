@@ -15,12 +15,13 @@ from cdc_core.history.truncates import Counting
 from cdc_core.history.winners import Merged, merged, reduced
 from cdc_core.model.staged_columns import OP, TRUNCATE
 
-REDUCED_ROWS = 1 << 20
+REDUCED_ROWS, REDUCED_BYTES = 1 << 18, 64 << 20
+"""So many events, or bytes of events, are gathered before those that do not matter any more are looked for."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of the events that a part has seen, each figure counted on its own.
+    """Figures of the events that a part has seen, each counted on its own.
 
     changes: staged changes. key_changes: those that touch two keys (of a table without a key: updates), counted where
     the key is that the row left. superseded: events that became no row. lost: changes without their key.
@@ -39,15 +40,15 @@ class Counts:
 
 class History:
     """Of one part. counting: gives the truncates that count. first: the part counts them, which are in every part.
-    reduced_rows: so many events are gathered before those that do not matter any more are looked for."""
+    reduced_rows: in place of REDUCED_ROWS."""
 
     def __init__(
         self, rule: TableRule, counting: Counting, *, first: bool = True, reduced_rows: int | None = None
     ) -> None:
         self._rule, self._counting, self._first = rule, counting, first
         self._events: list[pa.Table] = []
-        self._rows, self._reduced_rows = 0, reduced_rows or REDUCED_ROWS
-        self._reduced_at = self._reduced_rows
+        self._rows = self._bytes = 0
+        self._rows_at, self._bytes_at = reduced_rows or REDUCED_ROWS, REDUCED_BYTES
         self._of_others = 0
         self.counts = Counts()
 
@@ -59,15 +60,16 @@ class History:
         self._of_others += of_others
         self._events.append(events)
         self._rows += events.num_rows
-        if self._rule.key and self._rows >= self._reduced_at:
+        self._bytes += events.nbytes
+        if self._rule.key and (self._rows >= self._rows_at or self._bytes >= self._bytes_at):
             few = reduced(self._together(), self._rule)
             self.counts.superseded += self._rows - few.num_rows
-            self._events, self._rows = [few], few.num_rows
-            self._reduced_at = max(self._reduced_rows, 2 * few.num_rows)
+            self._events, self._rows, self._bytes = [few], few.num_rows, few.nbytes
+            self._rows_at, self._bytes_at = max(self._rows_at, 2 * self._rows), max(self._bytes_at, 2 * self._bytes)
 
     def merged(self) -> Merged:
-        """What all of them leave, once they are there. Without a key: with `copies.COPIES`. Raises what `counting`
-        raises."""
+        """What all of them leave, once they are there. Without a key: with `keyless_rows.COPIES`. Raises what
+        `counting` raises."""
         found = (merged if self._rule.key else nets)(self._together(), self._rule, self._counting)
         rows = found.rows if self._first else found.rows.filter(pc.not_equal(found.rows.column(OP), TRUNCATE))
         of_others = self._of_others - (found.rows.num_rows - rows.num_rows)

@@ -1,7 +1,7 @@
 """Which TRUNCATEs count, and whether they are allowed; and what they undo.
 
 `t` is a TRUNCATE that the source logged, or the beginning of a copy that takes the place of older rows
-(cdc_core/operations/copy/renewal.py), which is in a file of copied rows.
+(cdc_core/operations/copy/replacing.py), which is in a file of copied rows.
 """
 
 from __future__ import annotations
@@ -83,15 +83,19 @@ class TruncateRule:
         return last_of_each([*last.values(), *(logged if self.on_truncate == "apply" else [])])
 
     def _refused(self, refused: Sequence[Truncate]) -> Refused:
-        others = f", whose rows may come from other tables than {' and '.join(sorted(self.names))} too"
+        others, effect = "", "apply removes its older rows, ignore leaves them"
+        if not self.alone:
+            others = f", whose rows may come from other tables than {' and '.join(sorted(self.names))} too"
+            effect = (
+                "ignore leaves the rows as they are; then remove those of the emptied table by hand, and plan the run "
+                "again"
+            )
         return Refused(
-            f"The run has {sum(one.count for one in refused)} TRUNCATE of {self.table}{'' if self.alone else others}.",
+            f"The run has {sum(one.count for one in refused)} TRUNCATE of {self.table}{others}.",
             where=self.run_id,
             code="config.table_rule",
-            remedy=f"set on_truncate of {self.table} in the target's tables: "
-            + ("apply removes its older rows, ignore leaves them" if self.alone else "ignore leaves the rows as they "
-            "are; then remove those of the emptied table by hand, and plan the run again"),
-        )  # fmt: skip
+            remedy=f"set on_truncate of {self.table} in the target's tables: {effect}",
+        )
 
     def origin(self, one: Truncate) -> str:
         return origin_name(*one.table) if self.shared else ""
@@ -103,7 +107,7 @@ class TruncateRule:
 
 @dataclass(frozen=True, slots=True)
 class TruncatePlaces:
-    """Of events: where they are in which log."""
+    """Where events are, and in which log."""
 
     source: Coded
     table: Coded

@@ -114,7 +114,7 @@ class Events:
         return numbered(every)
 
     def lacks(self, columns: Sequence[str]) -> dict[str, Flags]:
-        """By column: which events lack it."""
+        """The events that lack a column, by column."""
         return {name: lacking(self[ABSENT], lambda names, name=name: name in names) for name in columns}  # type: ignore[misc]
 
 
@@ -165,7 +165,7 @@ def _last_of(numbers: Numbers) -> Numbers:
 
 @dataclass(slots=True)
 class _Last:
-    """By key (and first, by source and origin too): the last event, and what is known of all of them.
+    """The last event of each key (and first, of each source and origin too), and what is known of all of them.
 
     filled: by column, the event with the last older value; -1: none. was: by shard key, (group, value's code, event) of
     each former value. ended: of groups that have them, the origins without a row.
@@ -315,7 +315,7 @@ class _Merge:
         return both.take(pa.array(np.where(events.delete[places], places, places + events.count)))
 
     def _literals(self, winner: Numbers, at: Mapping[str, Numbers]) -> pa.Array:
-        """By row, the exact texts of its own event, and those taken with values of older ones."""
+        """The exact texts of each row: those of its own event, and those taken with values of older ones."""
         literal = self._events[LITERAL]
         if literal.null_count == len(literal):
             return pa.nulls(len(winner), literal.type)
@@ -371,7 +371,7 @@ def _once(group: Numbers, values: Numbers, places: Numbers) -> tuple[Numbers, Nu
 
 
 def _lists(count: int, group: Numbers, values: pa.Array) -> pa.ListArray:
-    """By group, a list of its values, which are in the order of the groups."""
+    """A list of values for each group. The values come in the order of the groups."""
     ends = np.cumsum(np.bincount(group, minlength=count)) if count else np.zeros(0, np.int64)
     return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), values)
 

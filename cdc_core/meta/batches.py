@@ -19,7 +19,7 @@ from cdc_core.meta.coverages import Coverages
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.meta_rows import BatchRow, FileRow, Lease
 from cdc_core.meta.positions import SourcePositions
-from cdc_core.meta.repository import Repository, reads, slices, writes
+from cdc_core.meta.repository import Repository, reads, slices, value_of, writes
 from cdc_core.meta.schemas import SchemaVersions
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.batch import Manifest
@@ -79,6 +79,7 @@ class Batches(Repository):
         """See Meta.rebuild."""
         Leases(self.connection).require_held(lease)
         stored = SourcePositions(self.connection).checkpoint(lease.source)
+        recorded = set(self.execute(select(_batch.c.batch_id).where(_batch.c.source == lease.source)).scalars())
         previous: Manifest | None = None
         added, highest, reached = 0, 0, stored is None
         coverage, surveyed, chunks = dict(purged), NO_SURVEY, 0
@@ -88,7 +89,7 @@ class Batches(Repository):
                 raise _broken(manifest, f"the manifest before it ends at {previous.end.position}")
             reached = reached or stored is None or stored.position in (manifest.begin.position, manifest.end.position)
             highest = max(highest, manifest.epoch)
-            if not self._is_recorded(manifest):
+            if manifest.batch_id not in recorded or not self._is_recorded(manifest):
                 self._insert(manifest)
                 added += 1
             if manifest.repairs:
@@ -123,7 +124,7 @@ class Batches(Repository):
 
     @reads
     def by_id(self, batch_id: str) -> BatchRow | None:
-        """A purged one too, until `forget_batches`."""
+        """A purged one too, until `forget`."""
         row = self.execute(select(_batch).where(_batch.c.batch_id == batch_id)).one_or_none()
         return None if row is None else batch_of(row)
 
@@ -140,20 +141,8 @@ class Batches(Repository):
         for some in slices(batch_ids):
             chosen = _file.c.batch_id.in_(some)
             for row in self.execute(select(_file).where(chosen).order_by(_file.c.batch_id, _file.c.part)):
-                found[row.batch_id].append(
-                    FileRow(
-                        row.table_name,
-                        row.path,
-                        row.schema_id,
-                        row.row_count,
-                        row.key_changes,
-                        row.size_bytes,
-                        row.sha256,
-                        row.min_seq,
-                        row.max_seq,
-                        row.absent_rows,
-                    )
-                )
+                file = value_of(FileRow, row, table=row.table_name, rows=row.row_count)
+                found[row.batch_id].append(file)
         return {batch_id: tuple(found[batch_id]) for batch_id in batch_ids}
 
     @writes
@@ -190,7 +179,7 @@ class Batches(Repository):
         if batch_of(row).end == manifest.end.position and same_files:
             return True
         raise DataAtRisk(
-            f"Meta knows the batch {manifest.batch_id} with other contents: up to {batch_of(row).end}, {len(known)} "
+            f"Meta has the batch {manifest.batch_id} with different contents: up to {batch_of(row).end}, {len(known)} "
             f"files; the manifest goes up to {manifest.end.position} with {len(manifest.parts)} files.",
             where=manifest.path,
             code="stage.chain",
@@ -251,22 +240,15 @@ class Batches(Repository):
 
 
 def batch_of(row: Row[tuple[object, ...]]) -> BatchRow:
-    return BatchRow(
-        batch_id=row.batch_id,
-        pipeline=row.pipeline,
-        source=row.source,
-        epoch=row.epoch,
+    return value_of(
+        BatchRow,
+        row,
         begin=Position(row.begin_timeline, row.begin_file, row.begin_pos),
         end=Position(row.end_timeline, row.end_file, row.end_pos),
-        window_start_us=row.window_start_us,
-        window_end_us=row.window_end_us,
         rows=row.row_count,
         events=row.event_count,
         transactions=row.transaction_count,
-        size_bytes=row.size_bytes,
-        manifest=row.manifest,
         notes=parsed(_Notes, row.notes),
-        created_us=row.created_us,
     )
 
 

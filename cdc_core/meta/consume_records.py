@@ -16,7 +16,7 @@ from cdc_core.errors import BatchesTaken, Refused, RetryLater, defect
 from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.meta.meta_rows import BatchRow, Claim, RecordRow
 from cdc_core.meta.meta_schema import consume_record as _record
-from cdc_core.meta.repository import Repository, reads, slices, writes
+from cdc_core.meta.repository import Repository, reads, slices, value_of, writes
 from cdc_core.meta.run_states import RecordState, before
 from cdc_core.model.position import Position
 
@@ -47,7 +47,7 @@ class ConsumeRecords(Repository):
 
     @reads
     def left_out(self, target: str, names: Collection[str]) -> dict[str, list[str]]:
-        """By table of these, the batches that the target has consumed without it, in stream order."""
+        """The batches that the target has consumed without one of these tables, by table, in stream order."""
         mine = (_record.c.target == target) & _record.c.taken.is_(False) & _record.c.state.not_in(UNCONSUMED)
         query = select(_record.c.table_name, _record.c.batch_id).where(mine, _record.c.table_name.in_(sorted(names)))
         found: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ class ConsumeRecords(Repository):
 
     @writes
     def take(self, target: str, batches: Mapping[str, Collection[str]]) -> None:
-        """By table, batches whose changes of it the target has, although it has consumed them without."""
+        """The target now has the changes of these tables, although it consumed the batches without them."""
         for table, ids in batches.items():
             ordered = sorted(ids)
             mine = (_record.c.target == target) & (_record.c.table_name == table) & _record.c.taken.is_(False)
@@ -168,7 +168,7 @@ class ConsumeRecords(Repository):
         expected = sum(row.state is origin for row in own)
         if moved != expected:
             raise defect(
-                f"{moved} records of run {run_id!r} would have moved to {goal}, {expected} were locked.",
+                f"{moved} records of run {run_id!r} would have moved to {goal}, but {expected} were locked.",
                 where=target,
                 first="nothing has moved",
             )
@@ -272,17 +272,4 @@ def unplanned(run_id: str, target: str, why: str) -> Refused:
 
 
 def record_of(row: Row[tuple[object, ...]]) -> RecordRow:
-    return RecordRow(
-        target=row.target,
-        batch_id=row.batch_id,
-        table=row.table_name,
-        source=row.source,
-        begin_seq=row.begin_seq,
-        rows=row.row_count,
-        taken=row.taken,
-        state=RecordState(row.state),
-        run_id=row.run_id,
-        attempts=row.attempts,
-        last_error=row.last_error,
-        updated_us=row.updated_us,
-    )
+    return value_of(RecordRow, row, table=row.table_name, rows=row.row_count, state=RecordState(row.state))

@@ -38,17 +38,17 @@ class CopiedBatches(Repository):
         ack = select(_ack.c.seq, _ack.c.purged_seq).where(_ack.c.source == manifest.source).with_for_update()
         reached = self.execute(ack).one()
         if min(one.low.seq for one in manifest.chunks) < reached.purged_seq:
-            raise moved_meanwhile(f"What {manifest.source} logged since rows were read is purged.", manifest.batch_id)
+            raise moved_meanwhile(f"A purge has removed changes of {manifest.source} meanwhile.", manifest.batch_id)
         if exact and reached.seq != manifest.begin.position.seq:
             raise moved_meanwhile(
-                f"The chain of {manifest.source} has passed the place of the copy meanwhile.", manifest.batch_id
+                f"The chain of {manifest.source} has passed the place of the copy.", manifest.batch_id
             )
         numbers = [one.number for one in manifest.chunks if not one.by_key]  # the others are in the manifest alone
         for number in numbers:
             mine = (_chunk.c.source == manifest.source) & (_chunk.c.chunk == number)
             if self.execute(delete(_chunk).where(mine)).rowcount != 1:
                 raise moved_meanwhile(
-                    f"The chunk {number} of {manifest.source} was forgotten or staged meanwhile.", manifest.batch_id
+                    f"Another process has staged or dropped the chunk {number} of {manifest.source}.", manifest.batch_id
                 )
         for table in done:
             self.execute(delete(_copy).where((_copy.c.source == manifest.source) & (_copy.c.source_table == table)))
@@ -125,8 +125,6 @@ class CopiedBatches(Repository):
         later = (_batch.c.source == source) & (_batch.c.chunk > 0) & (_batch.c.begin_seq >= end.seq)
         recorded = self.execute(select(_batch.c.batch_id).where(later)).scalars()
         if any(low < end for low in lows) or any(one not in staged for one in recorded):
-            raise moved_meanwhile(
-                f"Rows of {source} were copied while it was looked up what a purge may remove.", source
-            )
+            raise moved_meanwhile(f"Rows of {source} were copied while the purge decided what to remove.", source)
         earlier = (_ack.c.source == source) & (_ack.c.purged_seq < end.seq)
         self.execute(update(_ack).where(earlier).values(purged_seq=end.seq))

@@ -1,7 +1,7 @@
 """Cutovers: the state of each, and when it came there.
 
-Of a pipeline's cutovers at most one is open. Every move is a compare-and-set on the state, under the lease of the
-cutover: a process that was paused and lost it moves nothing. Which moves there are, cutover.states says.
+At most one cutover of a pipeline is open. Every move is a compare-and-set on the state, under the lease of the
+cutover: a process that was paused and lost it moves nothing. Which moves there are, cutover_states says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc_core.errors import Overtaken, RetryLater
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.meta_rows import Cutover, Lease
 from cdc_core.meta.meta_schema import cutover as _cutover
-from cdc_core.meta.repository import Repository, reads, writes
+from cdc_core.meta.repository import Repository, reads, value_of, writes
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -34,7 +34,7 @@ def lease_of(pipeline: str, way_back: str) -> tuple[str, str]:
 class Cutovers(Repository):
     @reads
     def latest(self, pipeline: str) -> Cutover | None:
-        """Of those in which the application leaves the sources of this pipeline."""
+        """The latest cutover in which the application leaves the sources of this pipeline."""
         query = select(_cutover).where(_cutover.c.pipeline == pipeline)
         row = self.execute(query.order_by(_cutover.c.created_us.desc(), _cutover.c.cutover_id).limit(1)).one_or_none()
         return None if row is None else _read(row)
@@ -54,7 +54,7 @@ class Cutovers(Repository):
 
     @reads
     def tokens(self, states: Collection[str]) -> frozenset[str]:
-        """Of what cutovers in these states, of all pipelines, have fenced and gated."""
+        """The tokens of fences and gates that cutovers in these states have made, of all pipelines."""
         rows = self.execute(select(_cutover.c.details).where(_cutover.c.state.in_(states)))
         return frozenset(str(token) for row in rows if (token := json.loads(row.details).get("arming")))
 
@@ -72,17 +72,23 @@ class Cutovers(Repository):
         begun = replace(cutover, steps=((cutover.state, now),), created_us=now, updated_us=now)
         self.execute(
             insert(_cutover).values(
-                cutover_id=begun.cutover_id, pipeline=begun.pipeline, way_back=begun.way_back, state=begun.state,
-                steps=json.dumps(begun.steps), details=json.dumps(begun.details), created_us=now, updated_us=now,
+                cutover_id=begun.cutover_id,
+                pipeline=begun.pipeline,
+                way_back=begun.way_back,
+                state=begun.state,
+                steps=json.dumps(begun.steps),
+                details=json.dumps(begun.details),
+                created_us=now,
+                updated_us=now,
             )
-        )  # fmt: skip
+        )
         return begun
 
     @writes
     def move(
         self, lease: Lease, former: Cutover, state: str, details: Mapping[str, Any] = _NOTHING, error: str = ""
     ) -> Cutover:
-        """To a state, or to the same one with other details. Raises RetryLater (lease.lost)."""
+        """Moves a cutover to a state, or changes its details. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         now = self.now_us()
         steps = former.steps if state == former.state else (*former.steps, (state, now))
@@ -111,7 +117,4 @@ def _moved(pipeline: str, state: str) -> RetryLater:
 
 def _read(row: Row) -> Cutover:  # type: ignore[type-arg]
     steps = tuple((str(state), int(at)) for state, at in json.loads(row.steps))
-    return Cutover(
-        row.cutover_id, row.pipeline, row.way_back, row.state, steps, json.loads(row.details), row.last_error or "",
-        row.created_us, row.updated_us,
-    )  # fmt: skip
+    return value_of(Cutover, row, steps=steps, details=json.loads(row.details), error=row.last_error or "")

@@ -36,7 +36,6 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from cdc_core.errors import ConnectionLost, DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import postgres, scope
-from cdc_core.meta.lock_holders import holders_of
 from cdc_core.model.connection_reference import ENVIRONMENT, secret_options
 from cdc_core.mysql.connections import READ_TIMEOUT_S, SafeConnection, Server, one_line, open_connection, parse_options
 from cdc_core.mysql.server_errors import NO_TABLE, RETRIED, ErrorKind, kind_of, number_of
@@ -63,7 +62,7 @@ _CLOCK: Mapping[str, str] = {
 _PAUSES_S = (0.0, 0.02, 0.1, 0.5, 2.5)
 """Before each attempt of a transaction. MySQL takes seconds to make all tables."""
 _MYSQL_OPTIONS = ("charset", "unix_socket")
-"""What a MySQL URL may say besides TLS and time-outs. Any other option would be ignored, or weaken the connection."""
+"""Options of a MySQL URL besides TLS and time-outs. Any other would be ignored, or weaken the connection."""
 IDLE_S = 20
 """After which a server ends a transaction whose process says nothing: a process that is paused would keep others from
 its lease, which has expired, for as long as its session lives."""
@@ -75,7 +74,7 @@ _THERE = frozenset({1050, 1684, "42P07"})
 _DENIED = frozenset({"28P01", "28000", "3D000", "42501"})
 
 
-def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
+def parse(url: str) -> URL:
     """The URL in the pipeline file, or in the variable that it names. Raises UsageError (config.invalid,
     config.unset)."""
     where, literal = "meta.url", not url.startswith("env:")
@@ -83,7 +82,7 @@ def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
         variable = where = url.removeprefix("env:")
         if not ENVIRONMENT.match(url):
             raise _bad_url("The name after env: is not that of a variable.", "meta.url", "write env:VARIABLE")
-        url = (os.environ if environ is None else environ).get(variable, "")
+        url = os.environ.get(variable, "")
         if not url:
             raise UsageError(
                 f"The environment variable {variable} is not set.",
@@ -167,7 +166,6 @@ class Database:
         self.name = url.set(query={}).render_as_string(hide_password=True)
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self._postgres = url.get_backend_name() == "postgresql"
-        self._file = url.database or "" if self.is_sqlite else ""
         try:
             self._engine = self._sqlite(url, busy_timeout_s) if self.is_sqlite else self._server(url, busy_timeout_s)
         except (NoSuchModuleError, ImportError) as error:
@@ -249,8 +247,11 @@ class Database:
             options: dict[str, Any] = {
                 "connect_timeout": 10,
                 "options": f"-c lock_timeout={seconds * 1000} -c idle_in_transaction_session_timeout={IDLE_S * 1000}",
-                "keepalives_idle": 60, "keepalives_interval": 15, "keepalives_count": 4, "tcp_user_timeout": 120_000,
-            }  # fmt: skip
+                "keepalives_idle": 60,
+                "keepalives_interval": 15,
+                "keepalives_count": 4,
+                "tcp_user_timeout": 120_000,
+            }
             if self._answer_s is not None:
                 answer_ms = int(self._answer_s * 1000)
                 options["options"] += f" -c statement_timeout={answer_ms}"
@@ -282,8 +283,10 @@ class Database:
             "init_command": f"SET innodb_lock_wait_timeout={lock_wait_s} "
             f"/*M!100300 , idle_transaction_timeout={IDLE_S} */ /*!80000 , wait_timeout={IDLE_S} */",
             "autocommit": False,
-            "read_timeout": answer_s, "write_timeout": answer_s, "statement_timeout_s": max(_STATEMENT_S, answer_s),
-        }  # fmt: skip
+            "read_timeout": answer_s,
+            "write_timeout": answer_s,
+            "statement_timeout_s": max(_STATEMENT_S, answer_s),
+        }
         engine = self._pooled(url.difference_update_query(given), {})
 
         @event.listens_for(engine, "do_connect")
@@ -312,9 +315,13 @@ class Database:
         # One connection stays open: closing the last one of a file copies its log into it and deletes it, which takes
         # several times as long as a transaction. More are opened as threads need them, and closed.
         engine = create_engine(
-            url, poolclass=pool.QueuePool, pool_size=1, max_overflow=-1, hide_parameters=True,
+            url,
+            poolclass=pool.QueuePool,
+            pool_size=1,
+            max_overflow=-1,
+            hide_parameters=True,
             connect_args={"timeout": busy_timeout_s, "check_same_thread": False},
-        )  # fmt: skip
+        )
 
         @event.listens_for(engine, "connect")
         def _connected(dbapi: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
@@ -379,13 +386,12 @@ class Database:
     def _sqlite_error(self, why: str) -> LockstepError:
         lowered = why.lower()
         if "locked" in lowered or "busy" in lowered:
-            holders = holders_of(self._file) if self._file else ""
             return RetryLater(
-                f"{holders or 'Another process'} has been writing to the meta database for longer than Lockstep waits.",
+                "Another process has been writing to the meta database for longer than Lockstep waits.",
                 where=self.name,
                 code="meta.busy",
-                remedy="the next attempt may succeed; if this lasts, end that process, or move the meta database to "
-                "PostgreSQL or MySQL",
+                remedy="the next attempt may succeed; if this lasts, end that process (`fuser FILE` names it), or move "
+                "the meta database to PostgreSQL or MySQL",
             )
         if "full" in lowered or "disk i/o" in lowered:
             return RetryLater(
@@ -431,7 +437,7 @@ def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
 
 
 _OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
-"""Those in SQLite files."""
+"""The open SQLite databases."""
 
 
 def _close_idle() -> None:
@@ -448,7 +454,7 @@ class _MetaCollision(Exception):
 
 
 _MISREAD = (ArithmeticError, AssertionError, AttributeError, LookupError, SQLAlchemyError, TypeError, ValueError)
-"""What reading an answer ends with that lacks the rows, columns or values that were asked for."""
+"""The errors in which reading an answer ends that lacks rows, columns or values."""
 
 
 def _unknown(why: str, where: str) -> Refused:

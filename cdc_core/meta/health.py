@@ -12,11 +12,11 @@ from enum import StrEnum
 from itertools import islice, takewhile
 
 from cdc_core.config import WAY_BACK_SUFFIX
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import SEVERITY, DataAtRisk, InternalError, LockstepError, RetryLater
 from cdc_core.meta import verifications
-from cdc_core.meta.meta_rows import CopyState, SetAside, SourceStatus, Status
+from cdc_core.meta.meta_rows import CopyState, Failure, SetAside, SourceStatus, Status
 from cdc_core.meta.run_states import RunState
-from cdc_core.meta.task_failures import COPY, COPY_TABLE, EXTRACT, REPAIR, RUN, copied_table
+from cdc_core.meta.task_failures import COPY, COPY_TABLE, EXTRACT, GATES, LOST_WRITES, REPAIR, RUN, copied_table
 from cdc_core.model.coverage import How, TableCoverage, lacks
 from cdc_core.model.readable import counted
 from cdc_core.model.windows import Windows, from_us, to_us
@@ -34,19 +34,17 @@ class Level(StrEnum):
     """Data waits because somebody wants it to, until that person says otherwise."""
     LATE = "late"
     NOTED = "noted"
-    """For information; nothing waits for it."""
+    """A piece of information; nothing waits for it."""
 
 
-_CLASSES: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
-_EXITS = {kind.exit_class: kind.exit_code for kind in _CLASSES}
-_BY_CLASS = {kind.exit_class: rank for rank, kind in enumerate(_CLASSES)}
+_KINDS = {kind.exit_class: kind for kind in SEVERITY}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """what, where, remedy, code: as an error has them. subject: source, target or run.
+    """what, where, remedy, code: as an error has them. subject: source, target or run. since_us: 0 if unknown.
 
-    since_us: 0 if unknown. exit_code: of `lockstep status`, 0 for what is only information.
+    kind: the class of errors that it belongs to; None for what is only information.
     """
 
     level: Level
@@ -55,19 +53,30 @@ class Problem:
     where: str = ""
     remedy: str = ""
     code: str = ""
-    exit_class: str = ""
     since_us: int = 0
     times: int = 1
-    exit_code: int = 0
+    kind: type[LockstepError] | None = None
+
+    @property
+    def exit_class(self) -> str:
+        return "" if self.kind is None else self.kind.exit_class
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `lockstep status`."""
+        return 0 if self.kind is None else self.kind.exit_code
 
 
-def problems(status: Status, windows: Windows, sources: Sequence[str], targets: Sequence[str]) -> tuple[Problem, ...]:
-    """sources, targets: of the pipeline file, those that its schedule includes."""
+def problems(
+    status: Status, windows: Windows, sources: Sequence[str], targets: Sequence[str], replayed: Sequence[str] = ()
+) -> tuple[Problem, ...]:
+    """sources, targets: of the pipeline file, those that its schedule includes. replayed: targets that only replays
+    feed: what is wrong with them is told, and no lag."""
     return (
         *_unclosed(status),
         *_differing(status, targets),
         *_set_aside(status),
-        *_failed(status, sources, targets),
+        *_failed(status, sources, [*targets, *replayed]),
         *_paused(status),
         *_never(status, sources),
         *_late(status, windows, targets),
@@ -82,23 +91,30 @@ def _failed(status: Status, sources: Sequence[str], targets: Sequence[str]) -> I
     known = set()
     copying = [one.source for one in status.sources if any(each.state is not CopyState.COPIED for each in one.copies)]
     # Refused tables: see _noted.
-    subjects = {EXTRACT: sources, RUN: runs, COPY: copying, COPY_TABLE: [], REPAIR: targets}
-    for one in sorted(status.failures, key=lambda each: (_BY_CLASS.get(each.exit_class, 0), -each.failed_us)):
+    subjects = {EXTRACT: sources, RUN: runs, COPY: copying, COPY_TABLE: []}
+    subjects |= dict.fromkeys((REPAIR, GATES, LOST_WRITES), targets)
+    for one in sorted(status.failures, key=lambda each: (SEVERITY.index(_kind(each)), -each.failed_us)):
         if one.subject not in subjects.get(one.task, [one.subject]):
             continue
         known.add(one.subject)
         subject = f"{one.task} {one.subject}".strip()
         yield Problem(
-            Level.FAILED, subject, one.what, one.where, one.remedy, one.code, one.exit_class, one.first_us, one.times,
-            _EXITS.get(one.exit_class, InternalError.exit_code),
-        )  # fmt: skip
+            Level.FAILED, subject, one.what, one.where, one.remedy, one.code, one.first_us, one.times, _kind(one)
+        )
     for run_id in runs:
         if run_id not in known:
             run = next(each for each in status.runs if each.run_id == run_id)
             yield Problem(
-                Level.FAILED, f"run {run_id}", run.last_error or "The run failed.", since_us=run.updated_us,
-                exit_code=InternalError.exit_code, exit_class=InternalError.exit_class,
-            )  # fmt: skip
+                Level.FAILED,
+                f"run {run_id}",
+                run.last_error or "The run failed.",
+                since_us=run.updated_us,
+                kind=InternalError,
+            )
+
+
+def _kind(failure: Failure) -> type[LockstepError]:
+    return _KINDS.get(failure.exit_class, InternalError)
 
 
 def standing(status: Status) -> list[str]:
@@ -116,10 +132,14 @@ def _unclosed(status: Status) -> Iterator[Problem]:
     for row in status.ledgers:
         for problem in row.entry.problems():
             yield Problem(
-                Level.FAILED, f"run {row.entry.run_id}", f"The ledger of {row.entry.table} does not add up: {problem}.",
-                where=row.entry.target, remedy="compare the table with its source before you trust it",
-                exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class, since_us=row.closed_us,
-            )  # fmt: skip
+                Level.FAILED,
+                f"run {row.entry.run_id}",
+                f"The ledger of {row.entry.table} does not add up: {problem}.",
+                where=row.entry.target,
+                remedy="compare the table with its source before you trust it",
+                kind=DataAtRisk,
+                since_us=row.closed_us,
+            )
 
 
 def _differing(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
@@ -128,7 +148,7 @@ def _differing(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
         mode = verifications.newest(one.evidence)
         if not mode or one.target not in targets:
             continue
-        rows = dict(one.evidence[mode].get("differing", {}))
+        rows = verifications.known_to_differ(one.evidence)
         of = f" of {', '.join(sorted(rows))}" if rows else ""
         # A count names no rows, so that only the next verification can say that they are equal.
         counted_only = mode not in ("ordered", "random") and not rows
@@ -136,12 +156,15 @@ def _differing(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
         differ = "differs" if count == 1 else "differ"
         if count:
             yield Problem(
-                Level.FAILED, f"target {one.target}", f"{counted(count, 'row')}{of} {differ} from the source.",
+                Level.FAILED,
+                f"target {one.target}",
+                f"{counted(count, 'row')}{of} {differ} from the source.",
                 remedy="`lockstep repair` brings these rows from the source, `lockstep verify` compares again; "
                 "docs/verification.md has the causes",
-                code="verify.differs", exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class,
+                code="verify.differs",
+                kind=DataAtRisk,
                 since_us=to_us(datetime.fromisoformat(one.evidence[mode]["ended"])),
-            )  # fmt: skip
+            )
 
 
 def _set_aside(status: Status) -> Iterator[Problem]:
@@ -152,24 +175,29 @@ def _set_aside(status: Status) -> Iterator[Problem]:
     for (target, run_id), found in by_run.items():
         rows = sum(one.rows for one in found)
         yield Problem(
-            Level.FAILED, f"target {target}", f"{target} lacks {counted(rows, 'row')} of "
+            Level.FAILED,
+            f"target {target}",
+            f"{target} lacks {counted(rows, 'row')} of "
             f"{', '.join(one.table for one in found)} that it rejected: the run {run_id} set them aside.",
-            where=run_id, code="target.row_error", since_us=found[0].since_us,
+            where=run_id,
+            code="target.row_error",
+            since_us=found[0].since_us,
             remedy="correct the rows at the source; or let the target take them, then `lockstep run "
             f"{status.pipeline} --requeue {run_id} --target {target}`, or `lockstep verify` and `lockstep repair` once "
             "its batches were purged. The stage has the rows and reasons in runs/",
-            exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class,
-        )  # fmt: skip
+            kind=DataAtRisk,
+        )
 
 
 def _copied(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
     for one in status.targets:
         if one.copied_rows and one.target in targets:
             yield Problem(
-                Level.NOTED, f"target {one.target}", f"{counted(one.copied_rows, 'copied row')} wait for the next run: "
-                f"{one.target} does not have them yet.",
+                Level.NOTED,
+                f"target {one.target}",
+                f"{counted(one.copied_rows, 'copied row')} wait for the next run: {one.target} does not have them yet.",
                 remedy="the DAG's next run applies them when its interval has ended; `lockstep run` does it now",
-            )  # fmt: skip
+            )
 
 
 def _paused(status: Status) -> Iterator[Problem]:
@@ -188,12 +216,14 @@ def _paused(status: Status) -> Iterator[Problem]:
         if begun:
             first = _moment(min(each.started_us for each in begun))
             what += f" Purges take nothing that was staged after {first}, when the first of these copies began."
-        late = (RetryLater.exit_code, RetryLater.exit_class) if waiting else (0, "")
         yield Problem(
-            Level.PAUSED if waiting else Level.NOTED, f"source {one.source}", what,
+            Level.PAUSED if waiting else Level.NOTED,
+            f"source {one.source}",
+            what,
             remedy=f"`lockstep snapshot {status.pipeline} --resume`, once the source can take the load",
-            since_us=one.copies_paused_us, exit_code=late[0], exit_class=late[1],
-        )  # fmt: skip
+            since_us=one.copies_paused_us,
+            kind=RetryLater if waiting else None,
+        )
 
 
 def _never(status: Status, sources: Sequence[str]) -> Iterator[Problem]:
@@ -201,10 +231,12 @@ def _never(status: Status, sources: Sequence[str]) -> Iterator[Problem]:
     for name in sources:
         if name not in known:
             yield Problem(
-                Level.LATE, f"source {name}", f"{name} was never extracted.",
+                Level.LATE,
+                f"source {name}",
+                f"{name} was never extracted.",
                 remedy="switch the DAG on, or run `lockstep extract`",
-                exit_code=RetryLater.exit_code, exit_class=RetryLater.exit_class,
-            )  # fmt: skip
+                kind=RetryLater,
+            )
 
 
 def intervals_late(windows: Windows, complete_us: int, now_us: int) -> int:
@@ -231,10 +263,13 @@ def _late(status: Status, windows: Windows, targets: Sequence[str]) -> Iterator[
 def _lateness(subject: str, name: str, late: int, reached_us: int, done: str) -> Problem:
     count = f"{late:,} interval{'s' if late > 1 else ''}" if late < MOST_LATE else f"{MOST_LATE:,} intervals or more"
     return Problem(
-        Level.LATE, subject, f"{name} is late by {count}: {done} {_moment(reached_us)}.",
+        Level.LATE,
+        subject,
+        f"{name} is late by {count}: {done} {_moment(reached_us)}.",
         remedy="check that the DAG is switched on and its runs succeed, or run `lockstep run` by hand",
-        since_us=reached_us, exit_code=RetryLater.exit_code, exit_class=RetryLater.exit_class,
-    )  # fmt: skip
+        since_us=reached_us,
+        kind=RetryLater,
+    )
 
 
 def retention_left_s(source: SourceStatus, now_us: int) -> float | None:
@@ -249,17 +284,18 @@ def _purged_soon(status: Status) -> Iterator[Problem]:
         if left_s is not None and left_s < one.retention_s / 2:
             gone = "may be purged already" if left_s <= 0 else f"are purged in {left_s / 3600:.1f} h"
             yield Problem(
-                Level.LATE, f"source {one.source}",
+                Level.LATE,
+                f"source {one.source}",
                 f"The changes of {one.source} that are not extracted yet {gone}: the source keeps its log for "
                 f"{one.retention_s / 3600:.1f} h.",
                 remedy="extract now, or raise binlog_expire_logs_seconds on the source",
-                exit_code=RetryLater.exit_code, exit_class=RetryLater.exit_class,
-            )  # fmt: skip
+                kind=RetryLater,
+            )
 
 
 ISOLATED_REMEDY = (
-    "a table that the pipeline leaves out: capture it; an isolated one: `lockstep stage isolated` says why, and with "
-    "tables.on_unreadable: resync `lockstep run` reads it again"
+    "a table that the pipeline leaves out: capture it; an isolated one: `lockstep stage isolated` says why; fix that, "
+    "then `lockstep snapshot` with its name reads it again"
 )
 
 
@@ -279,10 +315,13 @@ def _noted(status: Status) -> Iterator[Problem]:
                 continue
             ways_out = "`lockstep snapshot` copies the table" if coverage.how.captured else ISOLATED_REMEDY
             yield Problem(
-                Level.NOTED, f"table {table}", said, code="stage.partial",
+                Level.NOTED,
+                f"table {table}",
+                said,
+                code="stage.partial",
                 remedy="the staged files do not have its full state; "
-                + ("the source has the table no more" if coverage.gone else ways_out),
-            )  # fmt: skip
+                + ("the source no longer has the table" if coverage.gone else ways_out),
+            )
 
 
 def missed(pipeline: str, partial: Mapping[str, TableCoverage]) -> dict[str, TableCoverage]:

@@ -86,8 +86,7 @@ class Leases(Repository):
         finally:
             ending.set()
             keeper.join()
-            # Another that took it, or a meta database that is down, must not fail the exit.
-            with suppress(LockstepError):
+            with suppress(LockstepError):  # a meta database that is down must not fail the exit
                 self.release(self._holds.get((lease.pipeline, source), lease), ring())
 
     def acquire(self, source: str, holder: str, ttl_s: float) -> Lease:
@@ -113,9 +112,11 @@ class Leases(Repository):
                 self._holds[named] = before
             raise
 
-    def release(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
-        """Gives the lease up at once. Raises RetryLater (lease.lost) when another has taken it."""
-        self._database.write(lambda connection: self.within(connection)._release(lease, ring))
+    def release(self, lease: Lease, ring: RingDepth | None = None) -> None:
+        """Gives the lease up at once, unless another has taken it. The epoch stays: whatever this holder still sends is
+        refused, because the lease has no holder now."""
+        values = {"holder": "", "expires_us": 0, **({} if ring is None else _ring(ring))}
+        self._database.write(lambda connection: connection.execute(_mine(lease).values(values)))
         self._holds.pop((lease.pipeline, lease.source), None)
 
     def note_raised(self, lease: Lease) -> None:
@@ -130,7 +131,7 @@ class Leases(Repository):
     def _give_all_back(self) -> None:
         for lease in list(self._holds.values()):
             with suppress(LockstepError):
-                self._give_one_back(lease)
+                self.release(lease)
 
     def _take(self, source: str, holder: str, ttl_s: float) -> Lease:
         if not holder:
@@ -185,16 +186,6 @@ class Leases(Repository):
         """For how long the source keeps its log, for `status`. Raises as `require_held`."""
         self.require_held(lease)
         self.execute(_mine(lease).values(retention_s=retention_s))
-
-    def _release(self, lease: Lease, ring: RingDepth) -> None:
-        """The epoch stays: whatever this holder still sends is refused, because the lease has no holder now."""
-        self.require_held(lease)
-        self.execute(_mine(lease).values(holder="", expires_us=0, **_ring(ring)))
-
-    @writes
-    def _give_one_back(self, lease: Lease) -> None:
-        """As `release`; nothing if it is lost."""
-        self.execute(_mine(lease).values(holder="", expires_us=0))
 
     def raise_epoch(self, lease: Lease, above: int) -> Lease:
         """The same lease under an epoch higher than `above`: epochs in file names must not come back."""

@@ -14,7 +14,7 @@ from cdc_core.model.run_plan import LedgerEntry, WriteCounts
 
 Counts = tuple[WriteCounts, ...]
 Spans = dict[str, tuple[str, str]]
-"""By source, the first and the last batch."""
+"""The first and the last batch of each source."""
 _FIGURES = ("staged_rows", "key_changes", "winners", "superseded", "written", "stale", "absent")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -34,7 +34,6 @@ class PlannedRun:
     """A run as its plan is: window None for a run from the command line; `plan_path` is on the stage.
 
     replays: the run has work without owning any record; it is PLANNED until its ledger is closed.
-    layouts: by target and logical table, how the run distributes rows over shards (TargetTable.layout).
     by_driver: the driver of its jobs does their work; else Spark.
     """
 
@@ -45,13 +44,12 @@ class PlannedRun:
     plan_sha256: str
     airflow_run_id: str | None = None
     replays: bool = False
-    layouts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     by_driver: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RingDepth:
-    """What an extractor's ring holds (changes and transaction ends, bytes), and the most since it was opened."""
+    """The content of an extractor's ring (changes and transaction ends, bytes), and the most since it was opened."""
 
     items: int = 0
     size_bytes: int = 0
@@ -192,6 +190,18 @@ class Renewal:
 
 Renewals = Mapping[str, Mapping[str, Renewal]]
 """By logical table and by shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class StillLost:
+    """What a target still lacks after a run. lacking: the shards by table that lack writes. renewed: what the others
+    show, which the run restored."""
+
+    lacking: Mapping[str, Collection[str]] = field(default_factory=dict)
+    renewed: Renewals = field(default_factory=dict)
+
+
+NOTHING_LOST = StillLost()
 LastWrites = Mapping[str, Mapping[str, LastWrite]]
 """By logical table and by shard (`database.table`)."""
 
@@ -238,14 +248,6 @@ class CopyState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRetries:
-    """Of a table's copy. count: tries after the first ones of its chunks. error: of a chunk that is not read yet."""
-
-    count: int = 0
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class CopyStatus:
     """The copy of the rows that a source table had before its capture.
 
@@ -255,8 +257,6 @@ class CopyStatus:
     started_us, updated_us: when the copy began, and when its latest chunk was read; 0 before and after it.
     size_bytes:     of the values that were read.
     rows_s:         its rate from when it began to its latest chunk; None before the first one.
-    chunk_retries:  how often chunks were read again, because a read had failed or its process was killed.
-    chunk_error:    of a chunk that is not read yet, why the latest try failed.
     copied_to:      the place in the log as of which a copied table is whole.
     """
 
@@ -270,12 +270,10 @@ class CopyStatus:
     copied_to: str = ""
     rows_s: float | None = None
     size_bytes: int = 0
-    chunk_retries: int = 0
-    chunk_error: str = ""
 
     @property
     def percent(self) -> float | None:
-        """Of the rows, by an estimate that is never below what is read; None where there is none."""
+        """The share of the rows that are read, by an estimate; None without one."""
         match self.state:
             case CopyState.READ | CopyState.COPIED:
                 return 100.0
@@ -339,7 +337,7 @@ class TargetStatus:
 
     @property
     def waiting(self) -> StateCount:
-        """What is staged and not committed by the target, whether a run has taken it or not."""
+        """Staged batches that the target has not committed, whether a run has taken them or not."""
         counts = [self.pending, *(count for state, count in self.records.items() if not state.consumed)]
         return StateCount(sum(one.batches for one in counts), sum(one.rows for one in counts))
 

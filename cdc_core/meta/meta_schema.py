@@ -195,8 +195,6 @@ copied_chunk = _table(
     _needed("source_table", text(TABLE_NAME)),
     _needed("state", text(16)),
     _needed("epoch", BigInteger()),
-    _needed("attempts", Integer()),
-    Column("error", long_text()),
     Column("above", long_text()),
     Column("through", long_text()),
     Column("claim", long_text()),
@@ -341,15 +339,6 @@ ddl_shard = _table(
     Column("last_error", long_text()),
     _needed("updated_us", BigInteger()),
     comment="how many statements of a rollout a shard has behind it",
-)
-
-target_layout = _table(
-    "target_layout",
-    Column("target", text(NAME), primary_key=True),
-    Column("table_name", text(TABLE_NAME), primary_key=True),
-    _needed("layout", long_text()),
-    _needed("since_us", BigInteger()),
-    comment="how a logical table is distributed over the shards that rows were written to",
 )
 
 cutover = Table(

@@ -29,7 +29,6 @@ from cdc_core.meta.positions import SourcePositions
 from cdc_core.meta.rollouts import Rollouts
 from cdc_core.meta.run_register import RunRegister
 from cdc_core.meta.schemas import SchemaVersions
-from cdc_core.meta.shard_layouts import ShardLayouts
 from cdc_core.meta.status_views import StatusViews
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.meta.target_writes import TargetWrites
@@ -61,7 +60,6 @@ class Meta:
         self.records = ConsumeRecords(database)
         self.ledgers = Ledgers(database)
         self.writes = TargetWrites(database)
-        self.layouts = ShardLayouts(database)
         # What a person watches and decides.
         self.failures = TaskFailures(database)
         self.verifications = Verifications(database)
@@ -80,7 +78,6 @@ class Meta:
         create: bool = True,
         busy_timeout_s: float = 30.0,
         answer_timeout_s: float | None = None,
-        environ: Mapping[str, str] | None = None,
     ) -> Meta:
         """A pipeline's part of the meta database behind a SQLAlchemy URL, or behind `env:VAR` that holds one.
 
@@ -91,7 +88,7 @@ class Meta:
         Raises UsageError (config.invalid, config.unset, install.missing), Refused (meta.absent, meta.outdated,
         install.version, connection.denied, disk.not_permitted), RetryLater (connection.unreachable, meta.busy).
         """
-        parsed = parse(url, environ)
+        parsed = parse(url)
         if not create:
             require_file(parsed)
         database = Database(parsed, pipeline, busy_timeout_s=busy_timeout_s, answer_timeout_s=answer_timeout_s)

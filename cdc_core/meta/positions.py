@@ -28,7 +28,7 @@ class SourcePositions(Repository):
 
     @reads
     def checkpoints(self) -> Mapping[str, Checkpoint]:
-        """By source, of those that were extracted before."""
+        """The checkpoints of sources that were extracted before."""
         rows = self.execute(select(_ack).order_by(_ack.c.source))
         return {row.source: checkpoint_of(row) for row in rows}
 
@@ -49,7 +49,7 @@ class SourcePositions(Repository):
         stored = self.checkpoint(lease.source)
         if stored is not None and stored.position != seen.position:
             raise DataAtRisk(
-                f"Without a batch the position cannot move from {stored.position} to {seen.position}.",
+                f"The position cannot move from {stored.position} to {seen.position} without a batch.",
                 where=lease.source,
                 code="meta.gap",
                 remedy="nothing has moved; start the extractor again, it continues from the stored position",
@@ -57,7 +57,7 @@ class SourcePositions(Repository):
         self.move(lease, stored, seen)
 
     def move(self, lease: Lease, stored: Checkpoint | None, to: Checkpoint) -> None:
-        """From the stored place; the caller holds the lease."""
+        """Moves the position from the stored place; the caller holds the lease."""
         watermark_us, before_us = to.watermark_us, stored.watermark_us if stored is not None else 0
         taken_back = to.floor_us >= before_us  # it came from a clock that was ahead
         values = {
@@ -99,7 +99,7 @@ class SourcePositions(Repository):
 
     @reads
     def read_ahead(self, source: str) -> str:
-        """What of the source's log was read ahead, as it was kept; "" for nothing."""
+        """The part of the source's log that was read ahead, as it was kept; "" for nothing."""
         return self.execute(select(_ack.c.read_ahead).where(_ack.c.source == source)).scalar() or ""
 
     @writes
@@ -110,7 +110,7 @@ class SourcePositions(Repository):
 
     @reads
     def purged_seq(self, source: str) -> int:
-        """What begins before it is purged; 0 where nothing is."""
+        """The order key before which every batch is purged; 0 where none is."""
         known = self.execute(select(_ack.c.purged_seq).where(_ack.c.source == source)).scalar()
         return int(known or 0)
 

@@ -1,4 +1,4 @@
-"""psycopg's connection, hardened against the server, as `mysql_client` is for MySQL.
+"""psycopg's connection, hardened against the server, as cdc_core/mysql/client.py hardens PyMySQL's.
 
 It must keep true that
 - the password itself goes only to a server that has proven its identity or is on loopback, or where the URL allows it
@@ -24,7 +24,7 @@ _REMEDY = "write sslmode=verify-full&sslrootcert=/path/ca.pem into the URL of th
 
 
 def login_options(host: str | None, query: Mapping[str, Any]) -> dict[str, str]:
-    """What of libpq's options must be added to those of a URL."""
+    """The options of libpq that must be added to those of a URL."""
     from psycopg import pq
 
     host = str(query.get("host") or host or os.environ.get("PGHOST") or "")

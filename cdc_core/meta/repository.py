@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Executable, Table, delete, func, select
+from sqlalchemy import ColumnElement, Connection, CursorResult, Executable, Row, Table, delete, func, select
 
 from cdc_core.meta.database import Database, now_us
 from cdc_core.meta.scope import pipeline_of
@@ -88,7 +88,15 @@ def _transaction(method: Callable[Concatenate[R, P], T], *, write: bool) -> Call
     return call
 
 
+def value_of(kind: type[T], row: Row[Any], **others: Any) -> T:
+    """A row as a dataclass: each field has the column of its name, or what `others` says."""
+    chosen: Any = kind
+    return kind(
+        **{name: others[name] if name in others else getattr(row, name) for name in chosen.__dataclass_fields__}
+    )
+
+
 def slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Of at most IN_LIST values each."""
+    """Slices of at most IN_LIST values."""
     for start in range(0, len(values), IN_LIST):
         yield values[start : start + IN_LIST]

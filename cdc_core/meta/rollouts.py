@@ -1,6 +1,6 @@
 """Changes of definitions over the shards of a target: what was decided, and how far each shard is.
 
-Of a target's rollouts at most one is open. A shard moves by compare-and-set on the number of statements that it has
+At most one rollout of a target is open. A shard moves by compare-and-set on the number of statements that it has
 behind it. Every change happens under the lease of the rollout. A row may be one statement behind the server, which a
 process that continues asks first.
 """
@@ -18,7 +18,7 @@ from cdc_core.meta.leases import Leases
 from cdc_core.meta.meta_rows import Lease
 from cdc_core.meta.meta_schema import ddl_rollout as _rollout
 from cdc_core.meta.meta_schema import ddl_shard as _shard
-from cdc_core.meta.repository import Repository, reads, writes
+from cdc_core.meta.repository import Repository, reads, value_of, writes
 
 OPEN, DONE, LEFT = "open", "done", "left"
 """States of a rollout; left: another one took it back before all shards had it."""
@@ -75,21 +75,31 @@ class Rollouts(Repository):
         Leases(self.connection).require_held(lease)
         now = self.now_us()
         former = _rollout.c.target == rollout.target
-        self.execute(
-            update(_rollout).where(former, _rollout.c.state == OPEN).values(state=LEFT, updated_us=now)
-        )  # fmt: skip
+        self.execute(update(_rollout).where(former, _rollout.c.state == OPEN).values(state=LEFT, updated_us=now))
         self.execute(
             insert(_rollout).values(
-                rollout_id=rollout.rollout_id, target=rollout.target, name=rollout.name,
-                direction=rollout.direction, script=rollout.script, state=OPEN, created_us=now, updated_us=now,
+                rollout_id=rollout.rollout_id,
+                target=rollout.target,
+                name=rollout.name,
+                direction=rollout.direction,
+                script=rollout.script,
+                state=OPEN,
+                created_us=now,
+                updated_us=now,
                 prints=json.dumps({"prints": rollout.prints, "ways": rollout.ways}),
             )
-        )  # fmt: skip
+        )
         values = [
-            {"rollout_id": rollout.rollout_id, "table_name": one.logical, "shard": one.shard, "behind": one.behind,
-             "attempts": 0, "updated_us": now}
+            {
+                "rollout_id": rollout.rollout_id,
+                "table_name": one.logical,
+                "shard": one.shard,
+                "behind": one.behind,
+                "attempts": 0,
+                "updated_us": now,
+            }
             for one in known
-        ]  # fmt: skip
+        ]
         if values:
             self.execute(insert(_shard), values)
         found = self.latest(rollout.target)
@@ -132,7 +142,4 @@ class Rollouts(Repository):
 
 def _read(row: Row) -> Rollout:  # type: ignore[type-arg]
     known = json.loads(row.prints)
-    return Rollout(
-        row.rollout_id, row.pipeline, row.target, row.name, row.direction, row.script, known["prints"], known["ways"],
-        row.state, row.created_us, row.updated_us,
-    )  # fmt: skip
+    return value_of(Rollout, row, prints=known["prints"], ways=known["ways"])

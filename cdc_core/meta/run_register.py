@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +12,9 @@ from cdc_core.errors import Refused, UsageError, defect
 from cdc_core.meta import meta_schema
 from cdc_core.meta.consume_records import UNCONSUMED, ConsumeRecords, unplanned
 from cdc_core.meta.ledgers import Ledgers
-from cdc_core.meta.meta_rows import Claim, PlannedRun, Renewals, RunRow
-from cdc_core.meta.repository import Repository, reads, writes
+from cdc_core.meta.meta_rows import NOTHING_LOST, Claim, PlannedRun, RunRow, StillLost
+from cdc_core.meta.repository import Repository, reads, value_of, writes
 from cdc_core.meta.run_states import RecordState, RunState, run_may_move
-from cdc_core.meta.shard_layouts import ShardLayouts
 from cdc_core.meta.target_writes import TargetWrites
 from cdc_core.meta.task_failures import PLAN, RUN, TaskFailures
 from cdc_core.model.run_plan import LedgerEntry, WriteCounts
@@ -46,11 +45,8 @@ class RunRegister(Repository):
         """Registers a run, and makes it the owner of these records: new ones STAGED, others in the state they have. A
         record that another run has not committed is taken over (run_states).
 
-        Raises RetryLater (run.taken_over) when one of them is committed, Refused (usage.argument), DataAtRisk
-        (target.layout).
+        Raises RetryLater (run.taken_over) when one of them is committed, Refused (usage.argument).
         """
-        for target, wanted in run.layouts.items():
-            ShardLayouts(self.connection).require(target, wanted)
         now = self.now_us()
         known = self.find(run.run_id, lock=True)
         if known is not None and known.window != run.window:
@@ -78,9 +74,15 @@ class RunRegister(Repository):
                 )
             )
         else:
-            self._move(known, state, now, plan_path=run.plan_path, plan_sha256=run.plan_sha256,
-                by_driver=run.by_driver, last_error=None,
-            )  # fmt: skip
+            self._move(
+                known,
+                state,
+                now,
+                plan_path=run.plan_path,
+                plan_sha256=run.plan_sha256,
+                by_driver=run.by_driver,
+                last_error=None,
+            )
         if not run.replays:
             TaskFailures(self.connection).clear(PLAN, "")
         for target in sorted({one.target for one in claims}):
@@ -97,13 +99,12 @@ class RunRegister(Repository):
         *,
         plan: tuple[str, str] | None = None,
         spans: Mapping[str, Mapping[str, tuple[str, str]]] = _NOTHING,
-        lost: Mapping[str, Collection[str]] = _NOTHING,
-        renewed: Renewals = _NOTHING,
+        lost: StillLost = NOTHING_LOST,
     ) -> int:
         """APPLIED → COMMITTED for all of them, together with the ledger; how many moved. Again: 0, no change.
 
         plan: path and sha256 of the one that was carried out: no other may be registered by now. spans: RunPlan.spans.
-        lost, renewed: as in TargetWrites.keep.
+        lost: as in TargetWrites.keep.
         Raises RetryLater (run.taken_over), Refused (run.clear_task)."""
         if plan is not None:
             require_plan(self.find(run_id, lock=True), run_id, *plan)
@@ -112,7 +113,7 @@ class RunRegister(Repository):
         if not moved and Ledgers(self.connection).find(run_id, target):
             return 0
         Ledgers(self.connection).close(run_id, target, entries, shards, spans)
-        TargetWrites(self.connection).keep(target, run_id, shards, lost=lost, renewed=renewed)
+        TargetWrites(self.connection).keep(target, run_id, shards, lost)
         open_records = exists().where(_record.c.run_id == run_id, _record.c.state.in_(UNCONSUMED))
         known = self.find(run_id, lock=True)
         if known is not None and not self.execute(select(open_records)).scalar_one():
@@ -128,7 +129,7 @@ class RunRegister(Repository):
 
     @reads
     def finished(self, before_us: int) -> tuple[str, ...]:
-        """Runs that were committed before a time, and whose rows no target lacks that it set aside."""
+        """Runs that committed before a time, and whose rows set aside no target lacks any more."""
         query = select(_run.c.run_id).where(self._ended(before_us)).order_by(_run.c.run_id)
         return tuple(self.execute(query).scalars())
 
@@ -139,7 +140,7 @@ class RunRegister(Repository):
         return tuple(run_of(row) for row in self.execute(select(_run).where(still).order_by(_run.c.run_id)))
 
     def _ended(self, before_us: int) -> ColumnElement[bool]:
-        """Of runs: committed before a time, and no target lacks rows that they set aside."""
+        """The condition for runs that committed before a time, and whose rows set aside no target lacks any more."""
         lacking = {one.run_id for one in Ledgers(self.connection).set_aside()}
         old = (_run.c.state == RunState.COMMITTED) & (_run.c.updated_us < before_us)
         return old & _run.c.run_id.not_in(lacking)
@@ -192,16 +193,4 @@ def require_plan(known: RunRow | None, run_id: str, path: str, sha256: str) -> N
 
 def run_of(row: Row[tuple[object, ...]]) -> RunRow:
     window = None if row.window_start_us is None else (row.window_start_us, row.window_end_us)
-    return RunRow(
-        run_id=row.run_id,
-        pipeline=row.pipeline,
-        window=window,
-        state=RunState(row.state),
-        plan_path=row.plan_path,
-        plan_sha256=row.plan_sha256,
-        airflow_run_id=row.airflow_run_id,
-        by_driver=bool(row.by_driver),
-        last_error=row.last_error,
-        created_us=row.created_us,
-        updated_us=row.updated_us,
-    )
+    return value_of(RunRow, row, window=window, state=RunState(row.state), by_driver=bool(row.by_driver))

@@ -28,7 +28,7 @@ class SchemaVersions(Repository):
 
     @reads
     def history(self, source: str) -> tuple[DefinedSince, ...]:
-        """What the source's tables were, where its log does not say it, in the order of the log."""
+        """The former definitions of the source's tables that its log does not have, in the order of the log."""
         rows = select(table_definition.c.definition).where(table_definition.c.source == source)
         found = self.execute(rows.order_by(table_definition.c.since_seq))
         return tuple(parsed(DefinedSince, row.definition) for row in found)
@@ -60,9 +60,14 @@ class SchemaVersions(Repository):
                 known[schema.name].append((first_seq, schema_id))
                 definition = text_of(schema)
                 new.append(
-                    {"source": manifest.source, "source_table": schema.name, "first_seq": first_seq,
-                     "schema_id": schema_id, "definition": definition}
-                )  # fmt: skip
+                    {
+                        "source": manifest.source,
+                        "source_table": schema.name,
+                        "first_seq": first_seq,
+                        "schema_id": schema_id,
+                        "definition": definition,
+                    }
+                )
         if new:
             self.execute(insert(_schema), new)
 

@@ -44,8 +44,16 @@ def narrowed(connection: Connection, statement: Any, many: Any, one: Any, _optio
 
 
 def _tables(part: Select[Any] | Update | Delete) -> Iterator[Table]:
-    places: Sequence[FromClause] = part.get_final_froms() if isinstance(part, Select) else [part.table]
-    for each in places:
+    for each in _places(part):
         for table in util.find_tables(each, include_joins=True):
             if isinstance(table, Table) and COLUMN in table.c and SHARED not in table.info:
                 yield table
+
+
+def _places(part: Select[Any] | Update | Delete) -> Sequence[FromClause]:
+    if not isinstance(part, Select):
+        return [part.table]
+    # `get_final_froms` without its compilation of the whole statement, which takes longer than SQLite's answer.
+    bare = part.with_only_columns(maintain_column_froms=True)
+    places: Sequence[FromClause] = bare._compile_state_factory(bare, None)._get_display_froms()  # type: ignore[arg-type]
+    return places

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import and_, exists, func, or_, select, true
+from sqlalchemy import and_, case, exists, func, or_, select, true
 
 from cdc_core.meta import meta_schema
 from cdc_core.meta.consume_records import UNCONSUMED
@@ -111,10 +111,14 @@ class StatusViews(Repository):
         )
 
     def _target_status(self, target: str) -> TargetStatus:
-        pending = self.execute(
-            select(func.count(), func.coalesce(func.sum(_batch.c.row_count), 0)).where(
-                ~exists().where(_record.c.target == target, _record.c.batch_id == _batch.c.batch_id),
-            )
+        untaken = ~exists().where(_record.c.target == target, _record.c.batch_id == _batch.c.batch_id)
+        copied_rows = case((_batch.c.begin_seq == _batch.c.end_seq, _batch.c.row_count), else_=0)
+        batches, rows, copied = self.execute(
+            select(
+                func.count(),
+                func.coalesce(func.sum(_batch.c.row_count), 0),
+                func.coalesce(func.sum(copied_rows), 0),
+            ).where(untaken)
         ).one()
         oldest = self.execute(select(func.min(_batch.c.window_start_us)).where(lacks(target))).scalar_one_or_none()
         by_state = self.execute(
@@ -128,15 +132,9 @@ class StatusViews(Repository):
             .order_by(_record.c.updated_us.desc())
             .limit(1)
         ).scalar_one_or_none()
-        copied = self.execute(
-            select(func.coalesce(func.sum(_batch.c.row_count), 0)).where(
-                _batch.c.begin_seq == _batch.c.end_seq,
-                ~exists().where(_record.c.target == target, _record.c.batch_id == _batch.c.batch_id),
-            )
-        ).scalar_one()
         return TargetStatus(
             target,
-            StateCount(int(pending[0]), int(pending[1])),
+            StateCount(int(batches), int(rows)),
             {RecordState(row[0]): StateCount(int(row[1]), int(row[2])) for row in by_state},
             last_error,
             oldest,

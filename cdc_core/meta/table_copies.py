@@ -4,8 +4,7 @@ A chunk passes through three rows, each of which a killed process leaves for the
 (the text of the manifest that will name it: CopiedBatches), and the batch itself. `copied_chunk` has a state, moved by
 compare-and-set:
 
-    planned   between two keys; nobody reads it
-    reading   by a reader under an epoch of the copier's lease; once that epoch has ended, it is as good as planned
+    reading   by a reader under an epoch of the copier's lease; once that epoch has ended, another may take it
     read      its files are durable
 
 Every change happens under the copier's lease.
@@ -21,7 +20,7 @@ from sqlalchemy import ColumnElement, Row, delete, insert, select, update
 from cdc_core.errors import LeaseLost, RetryLater
 from cdc_core.meta import meta_schema
 from cdc_core.meta.leases import Leases
-from cdc_core.meta.meta_rows import ChunkRetries, CopyState, CopyStatus, Failure, Lease
+from cdc_core.meta.meta_rows import CopyState, CopyStatus, Failure, Lease
 from cdc_core.meta.repository import Repository, reads, writes
 from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 from cdc_core.model.batch import CopiedChunk, Part
@@ -34,7 +33,7 @@ _ack, _copy, _chunk = meta_schema.ack_position, meta_schema.table_copy, meta_sch
 _pause = meta_schema.copy_pause
 _Key = tuple[str, ...]
 
-PLANNED, READING, READ = "planned", "reading", "read"
+READING, READ = "reading", "read"
 """States of a chunk."""
 
 
@@ -85,14 +84,12 @@ class CopyPause:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """The rows of a table after the key `above`, up to and with the key `through`. attempts: to read it, this one
-    among them."""
+    """The rows of a table after the key `above`, up to and with the key `through`."""
 
     number: int
     table: str
     above: tuple[str, ...]
     through: tuple[str, ...]
-    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class TableCopies(Repository):
     def status(
         self, source: str, covered: Mapping[str, TableCoverage], failed: Sequence[Failure]
     ) -> tuple[CopyStatus, ...]:
-        """Of each table that a copy is due for, under way or done; copied ones come last.
+        """The copies that are due, under way or done, by table; copied ones come last.
 
         covered: the coverage of the source's tables. failed: the pipeline's errors that no success has followed.
         """
@@ -131,25 +128,9 @@ class TableCopies(Repository):
                 why = refused.get(copied_table(source, table))
                 state = CopyState.PENDING if why is None else CopyState.REFUSED
                 found[table] = CopyStatus(table, state, why or lacks(table, source, one), rows_estimated=one.rows)
-        tried = self.retries(source)
         for row in self.execute(select(_copy).where(_copy.c.source == source)):
-            found[row.source_table] = _status_of(row, tried.get(row.source_table, ChunkRetries()))
+            found[row.source_table] = _status_of(row)
         return tuple(sorted(found.values(), key=lambda one: (one.state is CopyState.COPIED, one.table)))
-
-    @reads
-    def retries(self, source: str) -> dict[str, ChunkRetries]:
-        """By table whose copy is not staged yet, if reading a chunk of it has failed, or was interrupted."""
-        again = (_chunk.c.attempts > 1) | _chunk.c.error.is_not(None)
-        rows = self.execute(
-            select(_chunk.c.source_table, _chunk.c.attempts, _chunk.c.error)
-            .where(_chunk.c.source == source, again)
-            .order_by(_chunk.c.chunk)
-        )
-        found: dict[str, ChunkRetries] = {}
-        for table, attempts, error in rows:
-            known = found.get(table, ChunkRetries())
-            found[table] = ChunkRetries(known.count + attempts - 1, error or known.error)
-        return found
 
     @writes
     def begin(self, lease: Lease, copy: TableCopy) -> None:
@@ -210,7 +191,7 @@ class TableCopies(Repository):
         mine = (_copy.c.source == source) & (_copy.c.source_table == table)
         before = _copy.c.planned.is_(None) if above is None else _copy.c.planned == text_of(above, _Key)
         if self.execute(update(_copy).where(mine & before).values(planned=text_of(through, _Key))).rowcount != 1:
-            raise moved_meanwhile(f"The copy of {table} was dropped, or begun again, meanwhile.", source)
+            raise moved_meanwhile(f"Another process has dropped the copy of {table}, or begun it again.", source)
         self.execute(
             insert(_chunk).values(
                 source=source,
@@ -218,7 +199,6 @@ class TableCopies(Repository):
                 source_table=table,
                 state=READING,
                 epoch=lease.epoch,
-                attempts=1,
                 above=text_of(above or (), _Key),
                 through=text_of(through, _Key),
             )
@@ -227,44 +207,28 @@ class TableCopies(Repository):
 
     @writes
     def take_chunk(self, lease: Lease, source: str, table: str) -> PlannedChunk | None:
-        """A chunk that was planned and that nobody reads: its caller is to read it."""
+        """A chunk that a reader of an earlier epoch has left: its caller is to read it."""
         Leases(self.connection).require_held(lease)
-        free = (_chunk.c.state == PLANNED) | ((_chunk.c.state == READING) & (_chunk.c.epoch != lease.epoch))
+        free = (_chunk.c.state == READING) & (_chunk.c.epoch != lease.epoch)
         mine = (_chunk.c.source == source) & (_chunk.c.source_table == table)
         row = self.execute(select(_chunk).where(mine & free).order_by(_chunk.c.chunk).limit(1)).one_or_none()
         if row is None:
             return None
-        seen = (_chunk.c.source == source) & (_chunk.c.chunk == row.chunk) & (_chunk.c.attempts == row.attempts)
-        taken = self.execute(
-            update(_chunk).where(seen & free).values(state=READING, epoch=lease.epoch, attempts=row.attempts + 1)
-        )
+        seen = (_chunk.c.source == source) & (_chunk.c.chunk == row.chunk)
+        taken = self.execute(update(_chunk).where(seen & free).values(epoch=lease.epoch))
         if taken.rowcount != 1:
             return None
-        return PlannedChunk(row.chunk, table, parsed(_Key, row.above), parsed(_Key, row.through), row.attempts + 1)
+        return PlannedChunk(row.chunk, table, parsed(_Key, row.above), parsed(_Key, row.through))
 
     @writes
-    def leave_chunk(self, lease: Lease, source: str, number: int, error: str) -> None:
-        """Its reader has failed: another may take it."""
-        Leases(self.connection).require_held(lease)
-        self.execute(update(_chunk).where(_reading(lease, source, number)).values(state=PLANNED, error=error))
-
-    @writes
-    def chunk_read(
-        self,
-        lease: Lease,
-        source: str,
-        one: ReadChunk,
-        size_bytes: int = 0,
-    ) -> bool:
+    def chunk_read(self, lease: Lease, source: str, one: ReadChunk, size_bytes: int = 0) -> bool:
         """A chunk's files are durable. False if it is not wanted any more: its copy was dropped or begun again.
 
         size_bytes: of its values in memory.
         """
         Leases(self.connection).require_held(lease)
         taken = self.execute(
-            update(_chunk)
-            .where(_reading(lease, source, one.chunk.number))
-            .values(state=READ, error=None, claim=text_of(one))
+            update(_chunk).where(_reading(lease, source, one.chunk.number)).values(state=READ, claim=text_of(one))
         )
         if taken.rowcount != 1:
             return False
@@ -289,7 +253,7 @@ class TableCopies(Repository):
 
     @reads
     def chunks(self, source: str) -> tuple[ReadChunk, ...]:
-        """Those that are read and in no manifest, by number."""
+        """The chunks that are read and in no manifest, by number."""
         mine = (_chunk.c.source == source) & (_chunk.c.state == READ)
         rows = self.execute(select(_chunk.c.claim).where(mine).order_by(_chunk.c.chunk))
         return tuple(parsed(ReadChunk, row.claim) for row in rows)
@@ -316,7 +280,7 @@ class TableCopies(Repository):
             self.execute(delete(one).where((one.c.source == source) & (one.c.source_table == table)))
 
 
-def _status_of(row: Row[tuple[object, ...]], tried: ChunkRetries) -> CopyStatus:
+def _status_of(row: Row[tuple[object, ...]]) -> CopyStatus:
     rows = row.rows_read if row.complete else max(row.rows_estimated, row.rows_read)
     took_us = 0 if row.complete else row.updated_us - row.started_us
     return CopyStatus(
@@ -328,8 +292,6 @@ def _status_of(row: Row[tuple[object, ...]], tried: ChunkRetries) -> CopyStatus:
         updated_us=row.updated_us,
         rows_s=row.rows_read * 1e6 / took_us if took_us > 0 else None,
         size_bytes=row.bytes_read,
-        chunk_retries=tried.count,
-        chunk_error=tried.error,
     )
 
 
@@ -340,11 +302,7 @@ def _reading(lease: Lease, source: str, number: int) -> ColumnElement[bool]:
 
 def moved_meanwhile(what: str, where: str) -> RetryLater:
     """The error for a change of copies that another one has come before."""
-    return LeaseLost(
-        what,
-        where=where,
-        remedy="nothing is lost; the next attempt continues with what is there",
-    )
+    return LeaseLost(what, where=where, remedy="nothing is lost; the next attempt continues with what is there")
 
 
 def _copy_of(row: Row[tuple[object, ...]]) -> TableCopy:

@@ -7,14 +7,14 @@ Keeps true: an entry is replaced only by a later transaction, or where `renewed`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from cdc_core.meta.ledgers import Counts, Spans
-from cdc_core.meta.meta_rows import ClosedWrite, LastWrite, LastWrites, Renewal, Renewals
+from cdc_core.meta.meta_rows import ClosedWrite, LastWrite, LastWrites, Renewal, Renewals, StillLost
 from cdc_core.meta.meta_schema import apply_ledger as _ledger
 from cdc_core.meta.meta_schema import last_write as _last
 from cdc_core.meta.repository import Repository, reads, writes
@@ -27,13 +27,13 @@ _Shards = dict[str, LastWrite]
 class TargetWrites(Repository):
     @reads
     def last(self, target: str) -> LastWrites:
-        """What the target must have: the last transactions that closed ledgers count."""
+        """The last transactions that closed ledgers count: the target must have them."""
         query = select(_last).where(_last.c.target == target).order_by(_last.c.table_name)
         return {row.table_name: parsed(_Shards, row.shards) for row in self.execute(query)}
 
     @reads
     def closed(self, target: str, table: str) -> tuple[ClosedWrite, ...]:
-        """What closed ledgers say of one table, in the order of their closing; those that meta still has."""
+        """The closed ledgers of one table that meta still has, in the order of their closing."""
         query = (
             select(_ledger.c.run_id, _ledger.c.shards, _ledger.c.spans)
             .where(_ledger.c.target == target, _ledger.c.table_name == table)
@@ -47,32 +47,21 @@ class TargetWrites(Repository):
             found.append(ClosedWrite(run_id, numbers, rows, parsed(Spans, spans)))
         return tuple(found)
 
-    def keep(
-        self,
-        target: str,
-        run_id: str,
-        counts: Iterable[WriteCounts],
-        *,
-        lost: Mapping[str, Collection[str]],
-        renewed: Renewals,
-    ) -> None:
-        """A ledger that is closed now counts these transactions.
-
-        lost: shards by table whose last transaction the target lacks: their entries stay. renewed: entries to write
-        instead of those that were looked for, where these still are.
-        """
+    def keep(self, target: str, run_id: str, counts: Iterable[WriteCounts], lost: StillLost) -> None:
+        """A ledger that is closed now counts these transactions. The entries of shards that lack writes stay; renewed
+        ones are written where those that were looked for still are."""
         mine: dict[str, dict[str, LastWrite]] = {}
         for one in counts:
             if one.number:
                 mine.setdefault(one.table, {})[one.shard] = LastWrite(run_id, one.number)
-        for table in sorted({*mine, *renewed}):
+        for table in sorted({*mine, *lost.renewed}):
             known = self._entries(target, table)
             entries = dict(known)
             for shard, write in mine.get(table, {}).items():
                 stays = shard in entries and entries[shard].number > write.number
-                if not stays and shard not in lost.get(table, ()):
+                if not stays and shard not in lost.lacking.get(table, ()):
                     entries[shard] = write
-            self._store(target, table, _renewed(entries, known, renewed.get(table, {})))
+            self._store(target, table, _renewed(entries, known, lost.renewed.get(table, {})))
 
     @writes
     def accept(self, target: str, shown: Renewals) -> None:

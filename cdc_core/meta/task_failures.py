@@ -8,6 +8,7 @@ An error is removed
     of a copy       when that step of the copy has succeeded
     of a repair     when a repair of the target has ended equal, or a verification has found all of its rows equal
     of gates        when they are closed again
+    of lost writes  when a run finds that the target has them, or an operator accepts the loss
 
 and by nothing else.
 """
@@ -19,12 +20,14 @@ from sqlalchemy import ColumnElement, and_, delete, insert, select
 from cdc_core.errors import LockstepError
 from cdc_core.meta.meta_rows import Failure
 from cdc_core.meta.meta_schema import failure as _failure
-from cdc_core.meta.repository import Repository, reads, writes
+from cdc_core.meta.repository import Repository, reads, value_of, writes
 
 EXTRACT, PLAN, RUN, COPY, COPY_TABLE, REPAIR = "extract", "plan", "run", "copy", "copy table", "repair"
 """COPY_TABLE: a table that cannot be copied as it is; the others of its source can. REPAIR: of a target."""
 GATES = "gates"
-"""Of a target: they keep an application out that was led away from its tables."""
+"""A failure of a target: its gates no longer keep out an application that was led away from its tables."""
+LOST_WRITES = "lost writes"
+"""A failure of a target: it lacks writes that ledgers count."""
 _CHARS = 4000
 
 
@@ -62,13 +65,8 @@ class TaskFailures(Repository):
     @reads
     def find(self) -> tuple[Failure, ...]:
         """Errors that no success has followed, the latest first."""
-        return tuple(
-            Failure(
-                row.task, row.subject, row.code, row.exit_class, row.what, row.place, row.remedy, row.first_us,
-                row.failed_us, row.times,
-            )
-            for row in self.execute(select(_failure).order_by(_failure.c.failed_us.desc(), _failure.c.subject))
-        )  # fmt: skip
+        rows = self.execute(select(_failure).order_by(_failure.c.failed_us.desc(), _failure.c.subject))
+        return tuple(value_of(Failure, row, where=row.place) for row in rows)
 
 
 def _mine(task: str, subject: str) -> ColumnElement[bool]:

@@ -27,12 +27,18 @@ class Verifications(Repository):
 
     @reads
     def all(self) -> tuple[Verification, ...]:
-        """Of all targets that a verification has begun for, by name."""
+        """The verifications of all targets that have any, by name."""
         rows = self.execute(select(_verification).order_by(_verification.c.target))
         return tuple(
             Verification(row.target, row.progress or "", json.loads(row.evidence or "{}"), row.updated_us)
             for row in rows
         )
+
+    @reads
+    def evidence(self, target: str) -> Mapping[str, Mapping[str, Any]]:
+        """A summary of what the latest verification has found, by mode."""
+        known = self.find(target)
+        return {} if known is None else known.evidence
 
     @writes
     def keep_progress(self, lease: Lease, target: str, progress: str | None) -> None:
@@ -44,30 +50,22 @@ class Verifications(Repository):
     def finish(self, lease: Lease, target: str, mode: str, evidence: Mapping[str, Any]) -> None:
         """The verification under way has ended with this evidence, a summary. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
-        known = self._evidence(target)
+        known = self.evidence(target)
         kept = json.dumps({**known, mode: dict(evidence)}, ensure_ascii=False)
         self._write(target, {"progress": None, "evidence": kept})
 
     @writes
-    def doubt(
-        self,
-        lease: Lease,
-        target: str,
-        mode: str,
-        why: str,
-        differing: Mapping[str, int],
-    ) -> None:
+    def doubt(self, lease: Lease, target: str, mode: str, why: str, differing: Mapping[str, int]) -> None:
         """What verifications that have begun before now say does not count any more. mode: under which it is kept. why:
         for people. differing: by logical table, rows that are known to differ. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
-        known = self._evidence(target)
-        former = known[newest(known)].get("differing", {}) if known else {}
+        known = self.evidence(target)
         said = {
             "ended": from_us(self.now_us()).isoformat(),
             "why": why,
             "equal": None,
             "differences": sum(differing.values()),
-            "differing": {**former, **differing},
+            "differing": {**known_to_differ(known), **differing},
         }
         self._write(target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
 
@@ -75,18 +73,13 @@ class Verifications(Repository):
     def forget_differences(self, lease: Lease, target: str, repaired: Mapping[str, int]) -> None:
         """repaired: by logical table, how many rows are equal now. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
-        known = self._evidence(target)
-        mode = newest(known)
-        differing = dict(known[mode].get("differing", {})) if mode else {}
+        known = self.evidence(target)
+        mode, differing = newest(known), known_to_differ(known)
         left = {table: count - repaired.get(table, 0) for table, count in differing.items()}
         if left == differing:
             return
         said = {**known[mode], "differing": {table: count for table, count in left.items() if count > 0}}
         self._write(target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
-
-    def _evidence(self, target: str) -> Mapping[str, Mapping[str, Any]]:
-        known = self.find(target)
-        return {} if known is None else known.evidence
 
     def _write(self, target: str, values: Mapping[str, str | None]) -> None:
         mine = _verification.c.target == target
@@ -96,5 +89,11 @@ class Verifications(Repository):
 
 
 def newest(evidence: Mapping[str, Mapping[str, Any]]) -> str:
-    """The mode of the latest evidence, whose `differing` counts all differences that are known; "" for none."""
+    """The mode of the latest evidence; "" for none."""
     return max(evidence, key=lambda mode: str(evidence[mode]["ended"]), default="")
+
+
+def known_to_differ(evidence: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """How many rows of each logical table are known to differ: the latest evidence of all modes counts them."""
+    mode = newest(evidence)
+    return dict(evidence[mode].get("differing", {})) if mode else {}

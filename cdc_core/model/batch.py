@@ -10,8 +10,8 @@ from cdc_core.model.json_codec import Natural, TimeUs, dumped, parsed
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
-MANIFEST_VERSION = 4
-"""Of manifests, and of the other files that say where a chain begins."""
+MANIFEST_VERSION = 5
+"""The version of manifests, and of the other files that say where a chain begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,21 @@
 
 A block accounts for every byte of the log between its begin and its end. Its entries partition that range:
 entry i ends where entry i + 1 begins. An entry is a transaction with captured rows, a statement of DDL, or a
-stretch in which nothing was captured (other tables, heartbeats, rolled-back groups), coalesced. A transaction
-larger than a block goes over several: all but the last piece are entries of kind PART.
+stretch in which nothing was captured (another table's transaction, an event of the file, a rolled-back group). A
+transaction larger than a block goes over several: all but the last piece are entries of kind PART.
 A block is within one binlog file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.model.coverage import TableEvent
 from cdc_core.model.position import Fingerprint, Position
@@ -37,17 +38,33 @@ class EntryKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class EntryGtids:
+    """The GTID of each entry: prefixes[name], `uuid:` or `domain-server-`, then number. name: -1 without one."""
+
+    prefixes: Sequence[str]
+    name: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
+
+    def __getitem__(self, part: slice) -> EntryGtids:
+        return EntryGtids(self.prefixes, self.name[part], self.number[part])
+
+    def texts(self) -> pa.StringArray:
+        """Null where there is none."""
+        prefix = pa.array(self.prefixes, pa.string()).take(pa.array(self.name, mask=self.name < 0))
+        return pc.binary_join_element_wise(prefix, pa.array(self.number).cast(pa.string()), "")
+
+
+@dataclass(frozen=True, slots=True)
 class Entries:
     """Columns, one element an entry, in stream order. All arrays have the same length.
 
     kind:         uint8, an EntryKind.
     begin, end:   int64, offsets in the block's file.
     seq:          int64, order key of the transaction: of its first event, for every piece of it.
-    commit_ts_us: int64, commit time in µs UTC as the log says it; 0 for a UNCAPTURED stretch without transactions.
+    commit_ts_us: int64, commit time in µs UTC as the log says it; 0 for an event of the file.
     events:       int64, binlog events in the entry.
     rows:         int64, captured rows in the entry.
     size_bytes:   int64, memory that the entry holds, for the ring's limits.
-    gtid:         string array, "" where there is none.
     trace, trace_crc: int64, where the trace of the log that ends with the entry begins, and its CRC (see Fingerprint);
                   NO_TRACE if it is unknown.
     """
@@ -60,7 +77,7 @@ class Entries:
     events: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
     size_bytes: npt.NDArray[np.int64]
-    gtid: pa.StringArray
+    gtids: EntryGtids
     trace: npt.NDArray[np.int64]
     trace_crc: npt.NDArray[np.int64]
 
@@ -70,10 +87,18 @@ class Entries:
     def slice(self, start: int, stop: int) -> Entries:
         part = slice(start, stop)
         return Entries(
-            self.kind[part], self.begin[part], self.end[part], self.seq[part], self.commit_ts_us[part],
-            self.events[part], self.rows[part], self.size_bytes[part], self.gtid[part],
-            self.trace[part], self.trace_crc[part],
-        )  # fmt: skip
+            self.kind[part],
+            self.begin[part],
+            self.end[part],
+            self.seq[part],
+            self.commit_ts_us[part],
+            self.events[part],
+            self.rows[part],
+            self.size_bytes[part],
+            self.gtids[part],
+            self.trace[part],
+            self.trace_crc[part],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +158,7 @@ class Block:
         return int(self.entries.size_bytes.sum())
 
     def fingerprint(self, before: Fingerprint | None) -> Fingerprint | None:
-        """Of the log before the block's end, where `before` is that of its begin; None where it is not known."""
+        """The fingerprint of the log before the block's end; None where it is not known. before: that of its begin."""
         if self.entries.end[-1] == self.begin.offset:
             return before
         if not self.format_crc:

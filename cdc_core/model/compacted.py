@@ -21,7 +21,7 @@ from cdc_core.model.schema import TableSchema
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """Of a batch as it was staged."""
+    """The counts of a batch as it was staged."""
 
     rows: Natural
     files: Natural
@@ -42,7 +42,6 @@ class Compaction:
     parts:   its rows: of each source table in stream order, without an overlap. Those that are not below `compacted/`
              are parts of the batches that were left as they are.
     schemas: the definitions of the parts, by id.
-    rows_sha256: of the rows of each of `parts` (stage.row_digest); of one that was left as it is, of its bytes.
     """
 
     epoch: Natural
@@ -51,7 +50,6 @@ class Compaction:
     counts: tuple[BatchCounts, ...]
     parts: tuple[Part, ...]
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
-    rows_sha256: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -93,7 +91,7 @@ class Compaction:
 
     @cached_property
     def _by_table(self) -> Mapping[tuple[str, str], tuple[list[int], list[Part]]]:
-        """By logical table and definition: the parts in stream order, and where each ends."""
+        """The parts in stream order, and where each ends, by logical table and definition."""
         found: dict[tuple[str, str], list[Part]] = defaultdict(list)
         for part in self.parts:
             found[part.table, part.schema_id].append(part)
@@ -132,8 +130,6 @@ class Compaction:
                 raise ValueError(f"{one.batch_id} does not end where {after.batch_id} begins")
         if len(self.counts) != len(self.batches):
             raise ValueError("not every batch has its counts")
-        if len(self.rows_sha256) != len(self.parts):
-            raise ValueError("not every part has a digest of its rows")
         for part in self.parts:
             if self.schemas[part.schema_id].id != part.schema_id:
                 raise ValueError(f"the definition {part.schema_id} of {part.table} does not match its id")

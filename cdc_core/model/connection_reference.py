@@ -12,7 +12,7 @@ _SECRET = re.compile(r"(?i)pass(word|wd|phrase)|secret|token|access[._]?key")
 
 
 def secret_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a URL's options whose value is secret, by their names."""
+    """The options of a URL whose value is secret, by their names."""
     return {name: value for name, value in options.items() if _SECRET.search(name)}
 
 

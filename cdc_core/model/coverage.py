@@ -126,7 +126,7 @@ class TableCoverage:
 
     @property
     def needs_seq(self) -> int:
-        """Of a whole table, the order key from which on its history must be staged; what was before is not needed."""
+        """The order key from which on the history of a whole table must be staged; earlier changes are not needed."""
         return self.base_seq if self.how is How.COPIED else self.seq
 
     @property
@@ -145,7 +145,7 @@ class TableCoverage:
 
     @property
     def latest_seq(self) -> int:
-        """Of what it says, the order key of the last that happened."""
+        """The order key of the latest event that it knows."""
         return max(self.seq, self.cascaded_seq)
 
     @property
@@ -164,7 +164,7 @@ class Surveyed:
     """A complete survey of a source's tables.
 
     seq: order key at which every captured table that existed was known; 0 before the first survey.
-    captured: the pipeline's rules by then, as sink.capture.Capture.rules has them.
+    captured: the pipeline's rules by then, as source.capture.captured.Capture.rules has them.
     """
 
     seq: Natural
@@ -255,7 +255,7 @@ def _under_other_rules(one: TableCoverage, copy: TableCoverage) -> bool:
 
 
 def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
-    """What the staged history of a source table lacks, in words for people."""
+    """A sentence on what the staged history of a source table lacks."""
     if coverage is None:
         return f"nothing says what {table} of source {source} held before its first staged change"
     count = "seen" if coverage.rows is None else f"~{coverage.rows:,} row" + ("s" if coverage.rows != 1 else "")

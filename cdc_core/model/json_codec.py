@@ -1,24 +1,21 @@
 """JSON documents: how frozen dataclasses are stored on the stage, in meta, and between the tasks of a run.
 
-A document has the fields of its dataclass, in their order; a class whose document looks otherwise says so
-(`stored_as`). A value that `parsed` returns may be used without further checks: every field, at any depth, has its
-declared type, a text can be encoded, and numbers are in the bounds of their types.
+A document has the fields of its dataclass, in their order. A value that `parsed` returns may be used without further
+checks: every field, at any depth, has its declared type, a text can be encoded, and numbers are in the bounds of their
+types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, TypeAdapter
-    from pydantic_core.core_schema import CoreSchema
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
-K = TypeVar("K", bound=type)
 
 Natural = Annotated[int, Ge(0), Le((1 << 63) - 1)]
 TimeUs = Annotated[int, Ge(0), Le(253_402_300_799_999_999)]
@@ -67,23 +64,6 @@ def parsed(kind: type[T], raw: bytes | str, *, version: int | None = None) -> T:
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{place or 'it'} is {ascii(first['input'])[:40]}: {first['msg']}") from None
     return found
-
-
-def stored_as(form: Any, dump: Callable[[Any], Any], parse: Callable[[Any], Any]) -> Callable[[K], K]:
-    """Decorates a class whose document is that of another class, its form. dump: to the form. parse: from it."""
-
-    def decorated(kind: K) -> K:
-        def schema(_source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-            from pydantic_core import core_schema
-
-            stored = handler.generate_schema(form)
-            dumping = core_schema.plain_serializer_function_ser_schema(dump, return_schema=stored)
-            return core_schema.no_info_after_validator_function(parse, stored, serialization=dumping)
-
-        kind.__get_pydantic_core_schema__ = staticmethod(schema)  # type: ignore[attr-defined]
-        return kind
-
-    return decorated
 
 
 def _without_version(raw: bytes | str, version: int) -> bytes:

@@ -14,7 +14,7 @@ from functools import total_ordering
 from typing import Any
 
 from cdc_core.errors import DataAtRisk, UsageError
-from cdc_core.model.json_codec import Natural, TimeUs, stored_as
+from cdc_core.model.json_codec import Natural, TimeUs
 
 TIMELINE_BITS = 10
 FILE_BITS = 20
@@ -73,18 +73,6 @@ def seq_of_name(name: str) -> int:
     return order_key(timeline, number, offset)
 
 
-@dataclass(frozen=True, slots=True)
-class _PositionForm:
-    timeline: Natural
-    file: str
-    offset: Natural
-
-
-@stored_as(
-    _PositionForm,
-    lambda value: _PositionForm(value.timeline, value.file, value.offset),
-    lambda form: Position(form.timeline, form.file, form.offset),
-)
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Position:
@@ -95,9 +83,9 @@ class Position:
     offset:   byte offset in the file, at least 4. Not the 32-bit log_pos of event headers, which wraps.
     """
 
-    timeline: int
+    timeline: Natural
     file: str
-    offset: int
+    offset: Natural
     number: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -140,7 +128,7 @@ class Position:
 
     @classmethod
     def from_text(cls, text: str) -> Position:
-        """From what `str` gives. Raises ValueError."""
+        """The position that `str` printed. Raises ValueError."""
         found = re.fullmatch(r"(?:timeline (\d+) )?(.+):(\d+)", text)
         if found is None:
             raise ValueError(f"{text!r} is not a position")
@@ -159,51 +147,27 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class _FingerprintForm:
-    format: Natural
-    file: str
-    begin: Natural
-    end: Natural
-    crc: Natural
-
-
-@stored_as(
-    _FingerprintForm,
-    lambda value: _FingerprintForm(value.format_crc, value.file, value.begin, value.end, value.crc),
-    lambda form: Fingerprint(form.format, form.file, form.begin, form.end, form.crc),
-)
-@dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What distinguishes the log that was read from another one with the same file names and sizes.
+    """A mark that tells the log that was read from another one with the same file names and sizes.
 
     format_crc: of the FORMAT_DESCRIPTION of `file`: when the file was begun, and by which server.
     file:       that of the position; for a position at the start of a file, the file before it, if that was read.
     begin, end: the trace: the last transaction before the position and what followed it, or as much of its end as fits
                 into TRACE_BYTES. Equal where nothing before the position was read.
-    crc:        of the trace's events, in order (binlog.events.folded).
+    crc:        of the trace's events, in order (event_headers.folded).
     """
 
-    format_crc: int
+    format_crc: Natural
     file: str
-    begin: int = 0
-    end: int = 0
-    crc: int = 0
+    begin: Natural = 0
+    end: Natural = 0
+    crc: Natural = 0
 
     @property
     def traced(self) -> bool:
         return self.end > self.begin
 
 
-@dataclass(frozen=True, slots=True)
-class _CheckpointForm(_PositionForm):
-    gtid_set: str
-    server: str
-    watermark_us: TimeUs
-    floor_us: TimeUs
-    fingerprint: Fingerprint | None
-
-
-@stored_as(_CheckpointForm, lambda value: value._form(), lambda form: Checkpoint._of(form))
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A position from which an extractor can resume, with what it must know there.
@@ -221,28 +185,10 @@ class Checkpoint:
     position: Position
     gtid_set: str = ""
     server: str = ""
-    watermark_us: int = 0
+    watermark_us: TimeUs = 0
     fingerprint: Fingerprint | None = None
-    floor_us: int = 0
+    floor_us: TimeUs = 0
 
     def distrusted(self) -> Checkpoint:
         """The same place, up to which nothing is known to be complete: its watermark came from a wrong clock."""
         return replace(self, watermark_us=0, floor_us=max(self.floor_us, self.watermark_us))
-
-    def _form(self) -> _CheckpointForm:
-        at = self.position
-        return _CheckpointForm(
-            at.timeline,
-            at.file,
-            at.offset,
-            self.gtid_set,
-            self.server,
-            self.watermark_us,
-            self.floor_us,
-            self.fingerprint,
-        )
-
-    @classmethod
-    def _of(cls, form: _CheckpointForm) -> Checkpoint:
-        position = Position(form.timeline, form.file, form.offset)
-        return cls(position, form.gtid_set, form.server, form.watermark_us, form.fingerprint, form.floor_us)

@@ -9,6 +9,8 @@ batches has another folder, so that tasks of the first plan that are still alive
     rejected/target=<t>/cdc_table=<table>/*.parquet   what will not, with `_cdc_reason`
     rejected/quarantine/target=<t>/cdc_table=<table>/*.parquet   what the target did not take, with `_cdc_reason`
     written/target=<t>/counts.json                what each shard's transaction did
+    filtered/target=<t>/lake.json                 of a lake: the snapshots that the run is based on
+    written/target=<t>/lake.json                  of a lake: the snapshots that the run has made
     quality/target=<t>/*.json                     results of the expectations, and quality/target=<t>/report.html
 
 A task deletes its `counts.json` (quality: `report.html`) first and writes it last: without it, nothing in its folder
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from cdc_core.errors import PlanOutdated
+from cdc_core.errors import PlanOutdated, repeat_from
 from cdc_core.model.json_codec import UnknownVersion, dumped, parsed
 from cdc_core.model.paths import segment
 from cdc_core.model.schema import TableSchema
@@ -146,11 +148,11 @@ class Restored:
 
 RUNS, PLAN = "runs/", "plan.json"
 PLAN_VERSION = 5
-"""Of plan.json. It grows with each change of its fields and of what the tasks leave for one another, so that no task
-continues what another version of Lockstep began."""
+"""The version of plan.json. It grows when its fields or the files that tasks leave for one another change, so that no
+task continues the work of another version of Lockstep."""
 _DIGEST_CHARS = 16
 DRIVER_BYTES = 64 << 20
-"""Of the staged files of a run that its driver does itself: they are in its memory."""
+"""The size of staged files up to which the driver does a run itself: it has them in memory."""
 
 
 def run_root(run_id: str) -> str:
@@ -186,6 +188,11 @@ def quality_report(folder: str) -> str:
 def counts_path(folder: str) -> str:
     """The counts of the task that wrote a merged, filtered or written folder."""
     return f"{folder}/counts.json"
+
+
+def lake_path(folder: str) -> str:
+    """What the task that wrote a filtered or written folder knows of the snapshots of a lake."""
+    return f"{folder}/lake.json"
 
 
 def table_folder(folder: str, table: str) -> str:
@@ -256,6 +263,10 @@ class RunPlan:
     def target(self, name: str) -> TargetRun:
         return next(one for one in self.targets if one.target == name)
 
+    def schemas_of(self, table: MergeTable) -> list[TableSchema]:
+        """The definitions of a table's files, in the order in which they first come."""
+        return [self.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
+
     def current_schemas(self, table: MergeTable) -> tuple[TableSchema, ...]:
         """The last definition of each source table that feeds the logical one: by the order of the log, in which copied
         rows are where they were read, and not where they were staged."""
@@ -268,7 +279,7 @@ class RunPlan:
         return tuple(schema for _, schema in last.values())
 
     def spans(self, target: str) -> dict[str, dict[str, tuple[str, str]]]:
-        """By table of the target and by source: the first and the last batch with changes of the table."""
+        """The first and the last batch with changes of a table, by table of the target and by source."""
         found: dict[str, dict[str, tuple[str, str]]] = {}
         for table in self.merge_set(self.target(target).merge_set).tables:
             spans = found.setdefault(table.table, {})
@@ -294,15 +305,14 @@ class RunPlan:
                 f"The plan has version {ascii(error.version)[:40]}; this version of Lockstep reads version "
                 f"{PLAN_VERSION}: Lockstep was upgraded or downgraded while the run was under way.",
                 where=f"run {json.loads(raw).get('run_id')}",
-                remedy="clear the run from its plan task on; without Airflow, start another run, which takes its "
-                "batches. The guard in the target makes a repeated write harmless",
+                remedy=f"{repeat_from('plan')}. The guard in the target makes a repeated write harmless",
             ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """Of one table: `rows` read from the files, `key_changes` among them, `winners` written, `superseded` dropped, by
-    later changes or by a truncate.
+    """The counts of one table: `rows` read from the files, `key_changes` among them, `winners` written, `superseded`
+    dropped, by later changes or by a truncate.
 
     Each figure is counted on its own, so that rows + key_changes = winners + superseded can fail.
     truncates: the versions (hex) of those winners that make older rows of the target go.
@@ -320,7 +330,7 @@ class MergeCounts:
 
 @dataclass(frozen=True, slots=True)
 class FilterCounts:
-    """Of one table and target: what happens to each winner. All but the stale ones are written.
+    """The counts of one table and target: what happens to each winner. All but the stale ones are written.
 
     files: those to write, as in MergeCounts.
     """
@@ -340,7 +350,7 @@ class FilterCounts:
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """Of one table and shard: what the shard's transaction did with the rows that filter gave it."""
+    """The counts of one table and shard: what the shard's transaction did with the rows that filter gave it."""
 
     table: str
     shard: str
@@ -348,11 +358,11 @@ class WriteCounts:
     stale: int
     absent: int
     equal: int = 0
-    """Of `written`: rows that were already there in exactly this version."""
+    """Those of `written` that were already there in exactly this version."""
     quarantined: int = 0
     """Rows that the table rejects, set aside with the reason."""
     number: int = 0
-    """Of the transaction among all that have written this table, as the ledger in its database has it; 0: unknown."""
+    """The transaction's number among all that have written this table, as its database's ledger has it; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +380,7 @@ class LedgerEntry:
     stale: int
     absent: int
     equal: int = 0
-    """Of `written`: written again in the version that the target had. All of it, if a run changes no row."""
+    """Those of `written` that the target already had in this version. All of them, if a run changes no row."""
     quarantined: int = 0
     """Set aside, because the target rejects them."""
 

@@ -19,9 +19,7 @@ from cdc_core.model.collations import own_name
 from cdc_core.model.json_codec import Natural, TimeUs, plain
 
 INTEGER_BYTES: Mapping[str, int] = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
-BINARY_BASES = frozenset(
-    {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
-)  # fmt: skip
+BINARY_BASES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 TEXT_BASES = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 GEOMETRY_BASES = frozenset(
     {
@@ -203,6 +201,10 @@ class Column:
     logged: bool = True
 
 
+TableName = tuple[str, str]
+"""The database and the table."""
+
+
 @dataclass(frozen=True)
 class TableSchema:
     """The definition of a source table as of a position of its log."""
@@ -235,7 +237,7 @@ class DefinedSince:
     """What a table's definition is from the order key `seq` of its log on, until another says otherwise.
 
     schema:   without columns if all that is known is that the definition changed.
-    defaults: what an INSERT stores in a column that it leaves out (source.defaults); None if not requested.
+    defaults: what an INSERT stores in a column that it leaves out (column_defaults); None if not requested.
     gone:     no table has this name from here on: it was dropped or renamed.
     rowless:  a statement of the log made the table, and no row of it had been logged since.
     dropped:  columns that were dropped here.

@@ -90,6 +90,11 @@ def origin_of(raw: bytes) -> bytes:
     return raw[-ORIGIN_BYTES:] if said else b""
 
 
+def name_in(raw: bytes) -> bytes:
+    """The source and origin that a version says: those of one name are in the order of one log."""
+    return raw[_SOURCE:]
+
+
 def encode_numbers(
     commit_ts_us: npt.NDArray[np.int64], seq: npt.NDArray[np.int64], row: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:
@@ -121,7 +126,7 @@ def newer_or_equal_each(a: pa.BinaryArray, b: pa.BinaryArray) -> pa.BooleanArray
 
 
 def latest_places(versions: pa.BinaryArray) -> dict[str, int]:
-    """By source, the greatest `_cdc_seq` of its versions. Nulls and empty bytes say nothing."""
+    """The greatest `_cdc_seq` of each source's versions. Nulls and empty bytes say nothing."""
     known = versions.filter(pc.fill_null(pc.greater(pc.binary_length(versions), 0), False))
     names = pc.binary_slice(known, _SOURCE, VERSION_BYTES)
     found: dict[str, int] = {}

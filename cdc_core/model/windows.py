@@ -1,6 +1,7 @@
-"""Windows: the intervals of a cron schedule, in UTC. A batch belongs to exactly one.
+"""Times: microseconds since 1970, ages, and windows, which are the intervals of a cron schedule, in UTC.
 
-They are the data intervals of Airflow's CronDataIntervalTimetable for the same expression (tested against it).
+A batch belongs to exactly one window. Windows are the data intervals of Airflow's CronDataIntervalTimetable for the
+same expression (tested against it).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def age_us(text: str) -> int:
-    """`45s`, `90m`, `12h`, `30d`, `4w` -> microseconds. Raises ValueError."""
+    """`45s`, `90m`, `12h`, `30d`, `4w` -> microseconds. Raises ValueError with a text that follows the value."""
     match = _AGE.match(text)
     if match is None:
         raise ValueError("is not an age such as 90m, 12h, 30d or 4w")

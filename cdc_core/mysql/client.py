@@ -102,9 +102,15 @@ class SafeConnection(pymysql.Connection):
     server_capabilities: int
 
     def __init__(
-        self, *, tls: Tls, where: str, statement_timeout_s: float | None = None, identity: str = "",
-        set_up: Callable[[SafeConnection], None] = lambda connection: None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        tls: Tls,
+        where: str,
+        statement_timeout_s: float | None = None,
+        identity: str = "",
+        set_up: Callable[[SafeConnection], None] = lambda connection: None,
+        **options: Any,
+    ) -> None:
         self._tls = tls
         self._set_up = set_up
         self._where = where

@@ -1,7 +1,8 @@
-"""Where a server is and how to log in, from the environment. The only place that sees a password.
+"""Where a server is and how to log in, from the environment of this process. The only place that sees a password.
 
 A pipeline names a server `env:VAR` or `airflow:CONN_ID`. An Airflow connection reaches this module as the
 environment variable LOCKSTEP_CONN_<CONN_ID>, which the Airflow plugin sets for its own process and for Spark's.
+Nothing passes the environment on: whoever needs a server resolves its reference.
 """
 
 from __future__ import annotations
@@ -45,14 +46,13 @@ __all__ = [
 
 SCHEMES = ("mysql", "mariadb")
 TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
-_OPTIONS = frozenset({tls.MODE, *tls.TEXTS, *tls.SWITCHES, *TIMEOUTS})
+_OPTIONS = frozenset({tls.MODE, *tls.TEXTS, *TIMEOUTS})
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = WRITE_TIMEOUT_S = 60.0
 """How long a server may send nothing within an answer, or accept nothing."""
 STATEMENT_TIMEOUT_S = 900.0
 """How long one statement may take, with its whole answer. Bulk work sets its own limit."""
 _MAX_TIMEOUT_S = 86_400
-_SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 _PROBES = 5
 """Connections that show whether an address leads to several servers."""
@@ -75,10 +75,10 @@ class Server:
         return f"{self.user}@{self.host}:{self.port}"
 
 
-def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
+def resolve(reference: str) -> Server:
     """The server behind `env:VAR` or `airflow:CONN_ID`. Raises UsageError (config.unset, connection.url)."""
     variable = variable_of(reference)
-    url = (os.environ if environ is None else environ).get(variable)
+    url = os.environ.get(variable)
     if not url:
         raise UsageError(
             f"The environment variable {variable} is not set.",
@@ -92,8 +92,7 @@ def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
 def parse_url(url: str, *, where: str) -> Server:
     """A server from `mysql://user:password@host:port[/][?ssl_mode=...]`. Errors never show the URL itself.
 
-    Raises UsageError (connection.url). The path, a database's name in other
-    tools, is ignored.
+    Raises UsageError (connection.url). The path, a database's name in other tools, is ignored.
     """
     try:
         parts = urlsplit(url)
@@ -147,11 +146,9 @@ def parse_options(given: Iterable[tuple[str, str]], *, host: str, where: str) ->
     return tls.tls_of(options, host=host, where=where), timeouts
 
 
-def _option(name: str, text: str, where: str) -> str | bool | float:
+def _option(name: str, text: str, where: str) -> str | float:
     if name in tls.TEXTS and text:
         return text
-    if name in tls.SWITCHES and text.lower() in _SWITCH:
-        return _SWITCH[text.lower()]
     mode = text.upper().replace("-", "_")
     if name == tls.MODE and mode in tls.TlsMode.__members__:
         return mode
@@ -171,8 +168,7 @@ def _wrong_option(name: str, where: str) -> UsageError:
         f"The connection's URL has the option {name!r}, which is unknown, given twice, or has an invalid value.",
         where=where,
         code="connection.url",
-        remedy=f"use only these, each once: ssl_mode={modes}, {', '.join(tls.TEXTS)}, "
-        f"{', '.join(f'{switch}=true|false' for switch in tls.SWITCHES)}, {', '.join(TIMEOUTS)} (seconds)",
+        remedy=f"use only these, each once: ssl_mode={modes}, {', '.join(tls.TEXTS)}, {', '.join(TIMEOUTS)} (seconds)",
     )
 
 

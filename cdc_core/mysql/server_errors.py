@@ -2,7 +2,7 @@
 
 Only classes that pass without an operator are worth a retry: GONE, BUSY and PASSING. A number that is not in the table
 is UNKNOWN, and is refused with the server's words: it is not a defect in Lockstep, and it may last. A package that
-knows more about its own statements words some classes itself (target.faults, results.faults, source.faults);
+knows more about its own statements words some classes itself (target_faults, reading_faults, source_faults);
 `explained` words all others.
 
 Numbers from 1900 to 2000 and from 4000 on are MariaDB's, from 2000 to 2100 the client's; the servers share the rest.
@@ -106,13 +106,7 @@ def kind_of(error: BaseException) -> ErrorKind:
     return _KINDS.get(number_of(error), ErrorKind.UNKNOWN)
 
 
-def explained(
-    error: pymysql.err.MySQLError,
-    *,
-    where: str,
-    who: str = "The server",
-    said: str = "",
-) -> LockstepError:
+def explained(error: pymysql.err.MySQLError, *, where: str, who: str = "The server", said: str = "") -> LockstepError:
     """The error for its class alone. said: the server's message as it may be shown."""
     number, kind = number_of(error), kind_of(error)
     said = said or said_by(error)

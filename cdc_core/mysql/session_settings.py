@@ -110,7 +110,7 @@ READING = (
     # A statement waits for the lock of a table that is being altered as long as the client does.
     Setting("lock_wait_timeout", 86_400),
 )
-"""Of a session that reads and asks."""
+"""The settings of a session that reads and asks."""
 
 OWN_WRITES = "@lockstep_writes"
 """Set in each session that writes to a target: the gates of a table that an application has left let it pass."""
@@ -142,7 +142,7 @@ WRITING = (
     # With another one, the name of the file that LOAD DATA LOCAL asks for is converted, and is not ours any more.
     Setting("character_set_filesystem", "binary", allowed=True),
 )
-"""Of a session that writes to a target, or makes its tables."""
+"""The settings of a session that writes to a target, or makes its tables."""
 
 
 def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str) -> None:

@@ -44,7 +44,6 @@ class TlsMode(Enum):
 
 
 TEXTS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password")
-SWITCHES = ("ssl_disabled", "ssl_verify_cert", "ssl_verify_identity")
 MODE = "ssl_mode"
 
 
@@ -69,10 +68,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def tls_of(options: Mapping[str, str | bool], *, host: str, where: str) -> Tls:
-    """The meaning of MODE, TEXTS and SWITCHES. Raises UsageError (connection.url)."""
-    text = {name: str(options.get(name, "")) for name in TEXTS}
-    mode = _mode(options, host, where)
+def tls_of(options: Mapping[str, str], *, host: str, where: str) -> Tls:
+    """The meaning of MODE and TEXTS. Raises UsageError (connection.url)."""
+    text = {name: options.get(name, "") for name in TEXTS}
+    mode = _mode(options, host)
     named = [name for name in TEXTS if name in options]
     if named and not mode.insists:
         raise _contradiction(f"{named[0]} makes no sense with ssl_mode={mode.value}, which may talk without TLS", where)
@@ -90,25 +89,12 @@ def tls_of(options: Mapping[str, str | bool], *, host: str, where: str) -> Tls:
     return Tls(mode, text["ssl_ca"], text["ssl_cert"], text["ssl_key"], text["ssl_key_password"])
 
 
-def _mode(options: Mapping[str, str | bool], host: str, where: str) -> TlsMode:
-    switches = {name: options[name] for name in SWITCHES if name in options}
+def _mode(options: Mapping[str, str], host: str) -> TlsMode:
     if MODE in options:
-        if switches:
-            raise _contradiction(f"ssl_mode and {next(iter(switches))} say the same thing twice", where)
         return TlsMode(options[MODE])
-    disabled = switches.pop("ssl_disabled", False)
-    certificate, identity = switches.get("ssl_verify_cert"), switches.get("ssl_verify_identity")
-    if disabled:
-        if switches:
-            raise _contradiction(f"ssl_disabled=true and {next(iter(switches))} exclude each other", where)
-        return TlsMode.DISABLED
-    if certificate is False and identity:
-        raise _contradiction("ssl_verify_identity=true needs a verified certificate, not ssl_verify_cert=false", where)
-    if certificate is False and "ssl_ca" in options:
-        raise _contradiction("ssl_ca verifies the certificate, but ssl_verify_cert=false says not to", where)
-    if certificate or identity or "ssl_ca" in options:
-        return TlsMode.VERIFY_CA if identity is False else TlsMode.VERIFY_IDENTITY
-    if switches or any(name in options for name in TEXTS):
+    if "ssl_ca" in options:
+        return TlsMode.VERIFY_IDENTITY
+    if any(name in options for name in TEXTS):
         return TlsMode.REQUIRED
     return TlsMode.DISABLED if is_loopback(host) else TlsMode.PREFERRED
 

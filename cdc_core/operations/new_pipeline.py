@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ import pymysql
 
 from cdc_core import config
 from cdc_core.errors import UsageError
+from cdc_core.model.connection_reference import variable_of
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.mysql import connections
 from cdc_core.source.capture import Capture
 from cdc_core.source.host import source_server
-from cdc_core.source.host.near_names import question, table_names
+from cdc_core.source.host.near_names import did_you_mean, question, table_names
 from cdc_core.source.host.table_survey import FoundTable, find_tables, proven_empty, rows_before
 
 TRIES = 3
@@ -44,6 +46,8 @@ class Wishes:
     stage: str | None = None
     meta: str | None = None
     targets: tuple[str, ...] = ()
+    lake: str | None = None
+    warehouse: str | None = None
     start: str = "latest"
 
 
@@ -83,15 +87,14 @@ def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
     return Catalogue(tuple(captured), tuple(excluded), tuple(never_logged))
 
 
-def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
+def draft(wishes: Wishes) -> Draft:
     """The pipeline of the wishes.
 
-    Raises UsageError for impossible wishes, Refused (connection.setting, connection.grant), and
-    what connecting raises.
+    Raises UsageError for impossible wishes, Refused (connection.setting, connection.grant), and what connecting raises.
     """
     _require_references(wishes)
     tables = config.CaptureRules(include=_patterns(wishes.include), exclude=_patterns(wishes.exclude))
-    address = connections.resolve(wishes.source, environ)
+    address = connections.resolve(wishes.source)
     with connections.connect(address, where=wishes.source) as connection:
         facts = source_server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
@@ -149,7 +152,7 @@ def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTabl
 def _require_no_slip(include: tuple[str, ...], names: list[str]) -> None:
     """Refuses patterns that match nothing but resemble a table. Raises UsageError (usage.argument)."""
     for pattern in include:
-        if near := question(pattern, names):
+        if near := question(did_you_mean(pattern, names)):
             raise UsageError(
                 f"No table matches '{pattern}'. {near}.",
                 where="--include",
@@ -168,6 +171,14 @@ def _require_references(wishes: Wishes) -> None:
                 code="usage.argument",
                 remedy="export SHOP=mysql://user:password@host:3306, then give env:SHOP",
             )
+    if (wishes.lake is None) != (wishes.warehouse is None) or (wishes.lake and not wishes.lake.startswith("env:")):
+        raise UsageError(
+            "A lake has a catalog and a warehouse.",
+            where="--lake",
+            code="usage.argument",
+            remedy="export LAKE_CATALOG=postgresql+psycopg://user:password@host/lake, or sqlite:///file, or the "
+            "address of a REST catalog; then give --lake env:LAKE_CATALOG --warehouse s3://bucket/prefix, or file:///directory",
+        )
     if wishes.start not in ("latest", "earliest"):
         raise UsageError(
             f"--start {wishes.start!r} is neither latest nor earliest.",
@@ -274,7 +285,7 @@ def _left_out(exclude: tuple[str, ...], catalogue: Catalogue) -> list[str]:
 
 
 def _targets(wishes: Wishes, catalogue: Catalogue) -> list[str]:
-    if not wishes.targets:
+    if not wishes.targets and wishes.lake is None:
         return [
             "",
             "# No targets: changes are only staged. To apply them, write `targets:` here, or use `lockstep init` with",
@@ -306,4 +317,27 @@ def _targets(wishes: Wishes, catalogue: Catalogue) -> list[str]:
                     f"      {quoted(schema.name)}: {{no_key: rows, on_new_column: add}}",
                 ]
         lines += ["      # All tables that appear later.", "      '*': {no_key: rows, on_new_column: add}"]
+    return lines + _lake(wishes, catalogue)
+
+
+def _lake(wishes: Wishes, catalogue: Catalogue) -> list[str]:
+    if wishes.lake is None or wishes.warehouse is None:
+        return []
+    address = os.environ.get(variable_of(wishes.lake), "")
+    kind = "rest" if address.startswith(("http://", "https://")) else "sql"
+    lines = [
+        "  - name: lake",
+        "    kind: iceberg",
+        f"    catalog: {{type: {kind}, uri: {quoted(wishes.lake)}, warehouse: {quoted(wishes.warehouse)}}}",
+        f"    namespace: {wishes.name}",
+        "    tables:",
+    ]
+    without = [schema for schema in catalogue.captured if not schema.key]
+    if not without:
+        return [*lines, "      '*': {}"]
+    lines += [f"      {quoted(schema.name)}: {{}}" for schema in catalogue.captured if schema.key]
+    lines += [
+        f"      # {_comment(schema.name)} has no key: name columns that identify a row, {{key: [...]}}"
+        for schema in without
+    ]
     return lines

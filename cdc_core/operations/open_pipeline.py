@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Where an operation says how far it is. This one only logs; the command line draws bars.
+    """Where an operation says how far it is. This one only logs; the command line shows it on a line.
 
     The context managers yield a function that is called as often as there is something new, from any thread.
     """
@@ -58,13 +58,11 @@ def default_holder() -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenPipeline:
-    """What every operation is given. environ: has the logins that the pipeline names. holder: of every lease that the
-    operation takes, as others read it."""
+    """What every operation is given. holder: of every lease that the operation takes, as others read it."""
 
     pipeline: Pipeline
     meta: Meta
     store: ObjectStore
-    environ: Mapping[str, str]
     progress: Progress = LOG_ONLY
     holder: str = field(default_factory=default_holder)
 
@@ -76,7 +74,6 @@ class OpenPipeline:
 @contextmanager
 def open_pipeline(
     pipeline: Pipeline,
-    environ: Mapping[str, str],
     progress: Progress = LOG_ONLY,
     *,
     holder: str | None = None,
@@ -84,5 +81,5 @@ def open_pipeline(
 ) -> Iterator[OpenPipeline]:
     """Opens the pipeline's meta database and its stage. upgrade: as in Meta.open. Raises what opening them raises."""
     store = open_stage(pipeline.stage)
-    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=upgrade, environ=environ) as meta:
-        yield OpenPipeline(pipeline, meta, store, environ, progress, holder or default_holder())
+    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=upgrade) as meta:
+        yield OpenPipeline(pipeline, meta, store, progress, holder or default_holder())

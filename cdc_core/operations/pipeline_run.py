@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.meta import LedgerRow
 from cdc_core.model.run_plan import RunPlan
 from cdc_core.model.tasks import COMMIT, EXTRACT, MERGE, PLAN, SNAPSHOT, TARGET_TASKS, WRITE
 from cdc_core.operations.apply import plan as planning
 from cdc_core.operations.apply import replay as replaying
-from cdc_core.operations.apply.commit import CommitSummary, commit, mark_applied, require_gates_closed, taken_over
+from cdc_core.operations.apply.commit import CommitSummary, commit, mark_applied, require_sound, taken_over
 from cdc_core.operations.apply.jobs import Spark, SparkJob
-from cdc_core.operations.apply.layout_guard import note_layouts
 from cdc_core.operations.apply.replay import Selection
 from cdc_core.operations.check.loops import require_no_loops
 from cdc_core.operations.copy.copy_sources import copy_pending
@@ -69,8 +69,7 @@ def run(
     until_us: int | None = None,
     partial_noted: set[str] | None = None,
 ) -> WholeRun:
-    """What a DAG run does: extracts, copies what is pending, makes the tables that the targets lack, looks old changes
-    up in the sources if the pipeline says so, and applies.
+    """What a DAG run does: extracts, copies what is pending, asks the sources (`ask_sources`), and applies.
 
     until_us: of the extraction; None for everything that is committed now. partial_noted: tables of which rows are
     missing, and of which that was noted before; gets those that are noted now. Raises what these raise.
@@ -80,31 +79,38 @@ def run(
     extracted = extract_sources(opened, until_us=until_us)
     opened.progress.step(SNAPSHOT.name)
     extracted |= copy_pending(opened)
-    _create_missing_tables(opened, targets)
     partial = {table for result in extracted.values() for table in result.partial}
     if not partial <= partial_noted:
         note_partial(opened, extracted)
         partial_noted |= partial
-    queried = None
-    if opened.pipeline.reverse_query is not None:
-        opened.progress.step("reverse query")
-        queried = look_up(opened, targets)
-        for line in queried.notes:
-            opened.progress.note(line)
+    queried = ask_sources(opened, targets)
     return WholeRun(extracted, queried, apply(opened, spark, kind, targets=targets))
+
+
+def ask_sources(opened: OpenPipeline, targets: Sequence[str]) -> Queried | None:
+    """What a run of everything that is staged does before its plan: makes the tables that the targets lack, and looks
+    old changes up in the sources if the pipeline says so; what was found.
+
+    Not for the run of an interval: it must not have rows of a later one, nor need the source.
+    """
+    _create_missing_tables(opened, targets)
+    if opened.pipeline.reverse_query is None:
+        return None
+    opened.progress.step("reverse query")
+    queried = look_up(opened, targets)
+    for line in queried.notes:
+        opened.progress.note(line)
+    return queried
 
 
 def _create_missing_tables(opened: OpenPipeline, names: Sequence[str]) -> None:
     """Also tables of which no row is staged; those of the run's plan are made by the run itself, which also finds a
     target that does not answer: that does not keep it from the others."""
     for target in map(opened.pipeline.target, names):
-        if target.on_missing_table != "create":
+        if target.on_missing_table != "create" or not isinstance(target, MysqlTarget):
             continue
         try:
-            made = create_missing(
-                opened,
-                [target],
-            )
+            made = create_missing(opened, [target])
         except RetryLater as error:
             opened.progress.note(f"{target.name}: no table is made: {error.what}")
             continue
@@ -121,25 +127,15 @@ def fresh_run_id(pipeline: str, kind: str) -> str:
     return f"{pipeline}-{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
-def apply(
-    opened: OpenPipeline,
-    spark: Spark,
-    kind: str,
-    *,
-    targets: Sequence[str] | None = None,
-    most_rows: int | None = None,
-) -> RunResult:
-    """Apply everything staged that the targets have not committed yet. kind: of the run, a part of its id. most_rows:
-    as in the plan. Raises what `carry_out` and the plan raise."""
+def apply(opened: OpenPipeline, spark: Spark, kind: str, *, targets: Sequence[str] | None = None) -> RunResult:
+    """Apply everything staged that the targets have not committed yet. kind: of the run, a part of its id. Raises
+    what `carry_out` and the plan raise."""
     run_id = fresh_run_id(opened.name, kind)
     opened.progress.step(PLAN.name)
     try:
-        plan = planning.plan(
-            opened, window=None, run_id=run_id, targets=targets,
-            most_rows=most_rows,
-        )  # fmt: skip
+        plan = planning.plan(opened, window=None, run_id=run_id, targets=targets)
     except LockstepError as error:
-        _keep(opened, "plan", "", error)
+        keep_failure(opened, "plan", "", error)
         raise
     return carry_out(opened, spark, plan)
 
@@ -148,15 +144,7 @@ def replay(opened: OpenPipeline, spark: Spark, selection: Selection) -> RunResul
     """Apply the selection, consumed or not. Raises what `carry_out` and the plan raise."""
     run_id = fresh_run_id(opened.name, "replay")
     opened.progress.step(PLAN.name)
-    return carry_out(
-        opened,
-        spark,
-        replaying.plan(
-            opened,
-            selection,
-            run_id=run_id,
-        ),
-    )
+    return carry_out(opened, spark, replaying.plan(opened, selection, run_id=run_id))
 
 
 def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
@@ -167,17 +155,14 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
     (spark.ended) for an error of Spark.
     """
     run_id = plan.run_id
-    require_no_loops(opened.pipeline, plan, opened.environ)
+    require_no_loops(opened.pipeline, plan)
     summaries: list[CommitSummary] = []
     errors: list[LockstepError] = []
     lost: list[str] = []
     failed: dict[str, LockstepError] = {}
     if any(one.batches for one in plan.targets) and not taken_over(opened.meta, plan):
         with _noted(opened, run_id):
-            failed = require_any_ready(
-                opened,
-                plan,
-            )
+            failed = require_any_ready(opened, plan)
             _merge(opened, spark, plan)
     for name, refusal in failed.items():
         log.error("run %s: target %s: %s", run_id, name, refusal)
@@ -196,10 +181,7 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
     for one in plan.targets:
         if one.target not in failed:
             try:
-                require_gates_closed(
-                    opened,
-                    one.target,
-                )
+                require_sound(opened, one.target, replay=plan.replay)
             except LockstepError as error:
                 errors.append(error)
     if errors:
@@ -225,11 +207,12 @@ def _noted(opened: OpenPipeline, run_id: str, target: str | None = None) -> Iter
     try:
         yield
     except LockstepError as error:
-        _keep(opened, "run", run_id, error, target)
+        keep_failure(opened, "run", run_id, error, target)
         raise
 
 
-def _keep(opened: OpenPipeline, task: str, run_id: str, error: LockstepError, target: str | None = None) -> None:
+def keep_failure(opened: OpenPipeline, task: str, run_id: str, error: LockstepError, target: str | None = None) -> None:
+    """Keeps an error of a task until it succeeds, and with the run, if there is one. Never raises."""
     try:
         if run_id:
             opened.meta.runs.record_failure(run_id, str(error), target=target)
@@ -250,17 +233,11 @@ def _to_target(opened: OpenPipeline, spark: Spark, plan: RunPlan, target: str) -
         for task in TARGET_TASKS:
             if task.spark:
                 _begin(opened, plan, target, task.name)
-                if task is WRITE:
-                    note_layouts(opened, plan, target)
                 spark.submit(SparkJob(task.name, plan, target=target))
             if task is WRITE:
                 mark_applied(opened.meta, plan, target)
     _begin(opened, plan, target, COMMIT.name)
-    return commit(
-        opened,
-        plan,
-        target,
-    )
+    return commit(opened, plan, target)
 
 
 def _begin(opened: OpenPipeline, plan: RunPlan, target: str, task: str) -> None:

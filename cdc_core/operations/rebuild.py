@@ -15,11 +15,10 @@ from cdc_core.stage.manifest import chain, newest, require_reached
 def rebuild(opened: OpenPipeline, source: str) -> tuple[int, Position | None]:
     """How many batches were missing, and the position of the source then.
 
-    Nobody adds to the chain meanwhile, or removes from it: what meta is told after
-    the chain was read would be replaced by what the chain said then.
+    Nobody adds to the chain meanwhile, or removes from it: what meta is told after the chain was read would be replaced
+    by what the chain said then.
 
-    Raises RetryLater (lease.held, lease.lost), and what reading the chain and Meta.rebuild
-    raise.
+    Raises RetryLater (lease.held, lease.lost), and what reading the chain and Meta.rebuild raise.
     """
     meta, store = opened.meta, opened.store
     start_record.require_own(store, source, opened.name)

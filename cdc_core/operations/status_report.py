@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cdc_core.config import Pipeline
-from cdc_core.meta import CopyStatus, Meta, RunRow, SourceStatus, StateCount, Status, Verification
+from cdc_core.meta import Meta, RunRow, Status
 from cdc_core.meta.health import Problem, problems
+from cdc_core.meta.meta_rows import CopyStatus, SourceStatus, StateCount, Verification
 from cdc_core.model.json_codec import plain
 from cdc_core.model.readable import counted, moment
 from cdc_core.model.windows import parse_moment, to_us
@@ -40,7 +41,10 @@ class StatusReport:
 
 
 def status_of(pipeline: Pipeline, meta: Meta) -> StatusReport:
-    status = meta.status.find([target.name for target in pipeline.scheduled_targets])
+    return report_of(pipeline, meta.status.find([target.name for target in pipeline.scheduled_targets]))
+
+
+def report_of(pipeline: Pipeline, status: Status) -> StatusReport:
     extracted = {one.source for one in status.sources}
     waiting = tuple(source.name for source in pipeline.sources if source.name not in extracted)
     return StatusReport(status, waiting, health(status, pipeline))
@@ -52,7 +56,13 @@ def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
     left = [left_alone(one, stops=pipeline.cutover.stop_with is not None) for one in found.cutovers]
     return (
         *filter(None, left),
-        *problems(found, pipeline.windows, sources, [target.name for target in pipeline.scheduled_targets]),
+        *problems(
+            found,
+            pipeline.windows,
+            sources,
+            [one.name for one in pipeline.scheduled_targets],
+            [one.name for one in pipeline.targets if one.replay_only],
+        ),
     )
 
 
@@ -197,8 +207,6 @@ def copy_document(one: CopyStatus) -> dict[str, Any]:
         "started": moment(one.started_us),
         "updated": moment(one.updated_us),
         "copied_to": one.copied_to,
-        "chunk_retries": one.chunk_retries,
-        "chunk_error": one.chunk_error,
     }
 
 

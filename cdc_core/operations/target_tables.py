@@ -8,13 +8,14 @@ defaults, comments and further indexes where its columns are still the same. Wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import pymysql
 
-from cdc_core.config import Pipeline, Source, Target
+from cdc_core.config import IcebergTarget, MysqlTarget, Pipeline, Source
 from cdc_core.errors import (
     ColumnsMissing,
     DataAtRisk,
@@ -26,13 +27,14 @@ from cdc_core.errors import (
     parts_of,
 )
 from cdc_core.meta import Meta
-from cdc_core.model.run_plan import MergeTable, RunPlan, TargetRun
-from cdc_core.model.schema import Column, DefinedSince, TableSchema
+from cdc_core.model.run_plan import RunPlan, TargetRun
+from cdc_core.model.schema import Column, TableSchema
 from cdc_core.mysql.connections import answers, connect, resolve
-from cdc_core.operations.apply.plan import key_of
-from cdc_core.operations.check.check_targets import identity, require_any_target
+from cdc_core.operations.apply.table_rules import key_of
+from cdc_core.operations.check.check_targets import identity, require_target
 from cdc_core.operations.check.loops import require_no_loop
 from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.operations.renamed_columns import followed_renames, renames_of, statements_of
 from cdc_core.source.capture import Capture
 from cdc_core.source.host.near_names import table_names
 from cdc_core.source.host.server_facts import lower_case_names
@@ -50,25 +52,23 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class CapturedTables:
     """Of all sources: the origins of each logical table; tables that no target can take, with the reason; the servers'
-    identities (check.targets.identity)."""
+    identities (check_targets.identity)."""
 
     origins: Mapping[str, Sequence[Origin]]
     problems: Mapping[str, str] = field(default_factory=dict)
     servers: frozenset[str] = frozenset()
 
 
-def source_tables(
-    pipeline: Pipeline, environ: Mapping[str, str] | None = None, *, only: Collection[str] | None = None
-) -> CapturedTables:
+def source_tables(pipeline: Pipeline, *, only: Collection[str] | None = None) -> CapturedTables:
     """The captured tables as they are now. only: of these logical tables. Raises what connecting and the rules of
     `tables` raise."""
     origins: dict[str, list[Origin]] = {}
     problems: dict[str, str] = {}
     servers: set[str] = set()
     for source in pipeline.sources:
-        with _connected(source, environ) as connection, answers(source.name):
+        with _connected(source) as connection, answers(source.name):
             servers.add(identity(connection))
-            capture = _capture(pipeline, connection, environ)
+            capture = _capture(pipeline, connection)
             wanted = capture.route if only is None else _only(capture, frozenset(only))
             found = find_tables(connection, lambda database, table, wanted=wanted: bool(wanted(database, table)))  # type: ignore[misc]
             schemas = []
@@ -91,15 +91,15 @@ def _name(origin: Origin) -> tuple[str, str]:
     return origin.schema.database, origin.schema.table
 
 
-def _capture(pipeline: Pipeline, connection: pymysql.Connection[Any], environ: Mapping[str, str] | None) -> Capture:
-    return Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
+def _capture(pipeline: Pipeline, connection: pymysql.Connection[Any]) -> Capture:
+    return Capture(pipeline.tables, pipeline.routes, lower_case=lower_case_names(connection))
 
 
-def _connected(source: Source, environ: Mapping[str, str] | None) -> Any:
+def _connected(source: Source) -> Any:
     """A connection to the first of a source's servers that answers."""
     for number, reference in enumerate(source.connections, 1):
         try:
-            return connect(resolve(reference, environ), where=source.name)
+            return connect(resolve(reference), where=source.name)
         except RetryLater:
             if number == len(source.connections):
                 raise
@@ -131,11 +131,10 @@ def literals_of(connection: pymysql.Connection[Any], definition: TableDefinition
 
 def create(
     pipeline: Pipeline,
-    target: Target,
+    target: MysqlTarget,
     tables: CapturedTables,
     actions: Actions,
     *,
-    environ: Mapping[str, str] | None = None,
     made: Callable[[MadeTable], None] = lambda one: None,
 ) -> list[MadeTable]:
     """Makes the tables of a target for all captured tables that it takes.
@@ -154,8 +153,8 @@ def create(
             made(results[-1])
             continue
         wanted[logical] = WantedTable(tuple(origins), key, _alone(origins))
-    _require_no_loops(pipeline, target, wanted, tables.servers, environ)
-    return results + make_tables(target, wanted, actions, environ=environ, literals_of=literals_of, made=made)
+    _require_no_loops(pipeline, target, wanted, tables.servers)
+    return results + make_tables(target, wanted, actions, literals_of=literals_of, made=made)
 
 
 def _alone(origins: Sequence[Origin]) -> bool:
@@ -165,15 +164,11 @@ def _alone(origins: Sequence[Origin]) -> bool:
 
 
 def _require_no_loops(
-    pipeline: Pipeline,
-    target: Target,
-    logicals: Iterable[str],
-    servers: Collection[str],
-    environ: Mapping[str, str] | None,
+    pipeline: Pipeline, target: MysqlTarget, logicals: Iterable[str], servers: Collection[str]
 ) -> None:
     ours = {}
     for number, reference in enumerate(target.connections):
-        with connect(resolve(reference, environ), where=reference) as connection, answers(reference):
+        with connect(resolve(reference), where=reference) as connection, answers(reference):
             ours[number] = identity(connection)
     for logical in logicals:
         for place in shard_tables(target, logical):
@@ -181,87 +176,95 @@ def _require_no_loops(
                 require_no_loop(pipeline, place)
 
 
-def create_missing(
-    opened: OpenPipeline,
-    targets: Sequence[Target],
-) -> list[MadeTable]:
+def create_missing(opened: OpenPipeline, targets: Sequence[MysqlTarget]) -> list[MadeTable]:
     """Creates the tables that these targets lack, of all captured ones: those that were created, and those that could
     not be, with their errors. Definitions are read only where a table is missing. Raises what `create` does.
 
     Logical tables that were written before are left to the runs, which ask whether that is safe (require_any_ready).
     A table of which nothing is staged stops no run.
     """
-    lacking: dict[str, tuple[Target, frozenset[str]]] = {}
-    logicals = _captured(opened.pipeline, opened.environ)
+    lacking: dict[str, tuple[MysqlTarget, frozenset[str]]] = {}
+    logicals = _captured(opened.pipeline)
     for target in targets:
         written = opened.meta.writes.last(target.name)
         taken = [one for one in logicals if target.table(one) is not None and not written.get(one)]
-        missing = missing_tables(target, taken, environ=opened.environ)
+        missing = missing_tables(target, taken)
         if missing:
             lacking[target.name] = target, frozenset(missing)
     if not lacking:
         return []
-    tables = source_tables(
-        opened.pipeline, opened.environ, only=frozenset().union(*(names for _, names in lacking.values()))
-    )
+    tables = source_tables(opened.pipeline, only=frozenset().union(*(names for _, names in lacking.values())))
     results: list[MadeTable] = []
     for target, names in lacking.values():
         mine = {logical: origins for logical, origins in tables.origins.items() if logical in names}
-        results += create(opened.pipeline, target, replace(tables, origins=mine), Actions(), environ=opened.environ)
+        results += create(opened.pipeline, target, replace(tables, origins=mine), Actions())
     return [one for one in results if one.state == "created" or one.error is not None]
 
 
-def _captured(pipeline: Pipeline, environ: Mapping[str, str] | None) -> list[str]:
+def _captured(pipeline: Pipeline) -> list[str]:
     """The logical tables of everything that is captured now."""
     found: dict[str, None] = {}
     for source in pipeline.sources:
-        with _connected(source, environ) as connection, answers(source.name):
-            capture = _capture(pipeline, connection, environ)
+        with _connected(source) as connection, answers(source.name):
+            capture = _capture(pipeline, connection)
             for name in table_names(connection):
                 database, _, table = name.partition(".")
                 found |= dict.fromkeys(capture.route(database, table))
     return list(found)
 
 
-def require_any_ready(
-    opened: OpenPipeline,
-    plan: RunPlan,
-) -> dict[str, LockstepError]:
-    """check.targets.require_any_target, after what the tables of the plan lack was made, where the pipeline file says
-    so. A target that lacks nothing is asked once, and the sources only after statements that define tables."""
+def require_any_ready(opened: OpenPipeline, plan: RunPlan) -> dict[str, LockstepError]:
+    """require_target for each target that has batches, after what the tables of the plan lack was made, where the
+    pipeline file says so: the errors of those that fail, by name, if others can continue. If none can, raises the
+    errors of all. A target that lacks nothing is asked once, and the sources only after statements that define tables.
+    """
     for one in () if plan.replay else plan.targets:
         try:
-            _follow(
-                opened,
-                plan,
-                one,
-            )
+            _follow(opened, plan, one)
         except LockstepError as error:
             log.warning("%s: its columns do not follow those of the sources yet: %s", one.target, error)
+    asked = [one.target for one in plan.targets if one.batches]
+    covered = cache(opened.meta.coverages.find)  # the same for each target
+    failed: dict[str, LockstepError] = {}
+    for name in asked:
+        try:
+            if isinstance(opened.pipeline.target(name), IcebergTarget):
+                require_ready(opened, plan, name)
+            else:
+                _require_or_make(opened, plan, name, partial(require_target, opened, plan, name, covered=covered))
+        except LockstepError as error:
+            failed[name] = error
+    if failed and len(failed) == len(asked):
+        raise combined(list(failed.values()))
+    return failed
 
-    def make(name: str, error: LockstepError) -> bool:
-        return make_ready(
-            opened,
-            plan,
-            name,
-            error,
-        )
 
-    return require_any_target(opened, plan, made=make)
+def require_ready(opened: OpenPipeline, plan: RunPlan, name: str) -> None:
+    """What a target's first task asks of it once more. Raises as require_target and require_lake."""
+    if isinstance(opened.pipeline.target(name), IcebergTarget):
+        from cdc_core.operations.lake.lake_ready import require_lake
+
+        require_lake(opened, plan, name)
+    else:
+        require_target(opened, plan, name)
 
 
-def make_ready(
-    opened: OpenPipeline,
-    plan: RunPlan,
-    name: str,
-    error: LockstepError,
-) -> bool:
+def _require_or_make(opened: OpenPipeline, plan: RunPlan, name: str, require: Callable[[], None]) -> None:
+    try:
+        require()
+    except LockstepError as error:
+        if not make_ready(opened, plan, name, error):
+            raise
+        require()
+
+
+def make_ready(opened: OpenPipeline, plan: RunPlan, name: str, error: LockstepError) -> bool:
     """Makes what the target lacks for the tables of a plan; whether anything was made.
 
     error: what require_target has found. Raises DataAtRisk (target.layout), what make_tables raises, and the errors of
     tables that cannot be made.
     """
-    target = opened.pipeline.target(name)
+    target = opened.pipeline.database(name)
     found = parts_of(error)
     if any(isinstance(part, ExistingRows) for part in found):  # nothing is changed before a person has decided on them
         return False
@@ -273,84 +276,54 @@ def make_ready(
     if not creates and not (add and any(isinstance(part, ColumnsMissing) for part in found)):
         return False
     if creates and not plan.replay:
-        _require_unmoved(opened.meta, target, [one.table for one in tables], opened.environ)
+        _require_unmoved(opened.meta, target, [one.table for one in tables])
     try:
-        present = source_tables(opened.pipeline, opened.environ, only=[one.table for one in tables]).origins
+        present = source_tables(opened.pipeline, only=[one.table for one in tables]).origins
     except LockstepError as unreachable:
         log.warning("%s: its tables are made without asking the source: %s", name, unreachable)
         present = {}
-    wanted, renames = {}, _renames(opened.meta, opened.pipeline)
+    wanted, renames = {}, renames_of(opened.meta, opened.pipeline)
     for one in tables:
         schemas, now = plan.current_schemas(one), present.get(one.table, ())
         origins = _staged_origins(schemas, now)
-        renamed = _followed(renames.get(one.table, ()), [origin.schema for origin in now], plan, one)
+        renamed = followed_renames(renames.get(one.table, ()), [origin.schema for origin in now], plan, one)
         wanted[one.table] = WantedTable(tuple(origins), one.key, _alone(origins), renamed)
-    return _made(target, wanted, Actions(create=creates, add=add), opened.environ)
+    return _made(target, wanted, Actions(create=creates, add=add))
 
 
-def _follow(
-    opened: OpenPipeline,
-    plan: RunPlan,
-    run: TargetRun,
-) -> None:
+def _follow(opened: OpenPipeline, plan: RunPlan, run: TargetRun) -> None:
     """Does at the target's tables what statements of the run's batches did to the columns of their source tables: no
-    row of them need have come since. Raises what `make_tables` and `key_of` raise, and what connecting raises."""
+    row of them need have come since. Raises what `make_tables`, `key_of` and `follow_columns` raise, and what
+    connecting raises."""
     target = opened.pipeline.target(run.target)
     redefined: set[str] = set()
     for source in opened.pipeline.sources if run.batches else ():
         batches = [one for one in opened.meta.batches.find(source.name) if one.batch_id in run.batches]
         begin = min((one.begin.seq for one in batches), default=0)
         end = max((one.end.seq for one in batches), default=0)
-        redefined |= {name for one, name in _statements(opened.meta, source) if begin <= one.seq < end}
+        redefined |= {name for one, name in statements_of(opened.meta, source) if begin <= one.seq < end}
     add = {one for one in redefined if (rule := target.table(one)) is not None and rule.on_new_column == "add"}
     if not add:
         return
-    renames = _renames(opened.meta, opened.pipeline)
+    renames = renames_of(opened.meta, opened.pipeline)
     staged = {table.table: table for table in plan.merge_set(run.merge_set).tables}
     wanted = {}
-    for logical, origins in source_tables(opened.pipeline, opened.environ, only=add).origins.items():
+    for logical, origins in source_tables(opened.pipeline, only=add).origins.items():
         schemas, mine = [origin.schema for origin in origins], renames.get(logical, ())
-        renamed = _followed(mine, schemas, plan, staged.get(logical))
+        renamed = followed_renames(mine, schemas, plan, staged.get(logical))
         if renamed == mine:
             wanted[logical] = WantedTable(tuple(origins), key_of(target, logical, schemas), _alone(origins), renamed)
-    _made(target, wanted, Actions(create=False, add=frozenset(wanted)), opened.environ)
+    if isinstance(target, MysqlTarget):
+        _made(target, wanted, Actions(create=False, add=frozenset(wanted)))
+    elif wanted:
+        from cdc_core.operations.lake.lake_ready import follow_columns
+
+        follow_columns(opened, target, wanted)
 
 
-def _statements(meta: Meta, source: Source) -> Iterator[tuple[DefinedSince, str]]:
-    """What statements did to tables that are there, in the order of the log, with each logical table."""
-    tables = meta.coverages.find(source.name).tables
-    for one in meta.schemas.history(source.name):
-        if one.ts_us and not one.gone and one.schema.name in tables:
-            yield from ((one, logical) for logical in tables[one.schema.name].feeds)
-
-
-def _renames(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str], ...]]:
-    """By logical table, the columns that got other names, (old, new), in the order of the log."""
-    found: dict[str, tuple[tuple[str, str], ...]] = {}
-    for source in pipeline.sources:
-        for one, logical in _statements(meta, source):
-            found[logical] = (*found.get(logical, ()), *one.renamed)
-    return found
-
-
-def _followed(
-    renames: tuple[tuple[str, str], ...], now: Sequence[TableSchema], plan: RunPlan, table: MergeTable | None
-) -> tuple[tuple[str, str], ...]:
-    """These renames; none while a run has rows under a former name. now: definitions of the source."""
-    staged = [plan.schemas[file.schema_id] for file in table.files] if table is not None else []
-    left = {old.lower() for old, _ in renames} - _names(now)
-    return renames if left.isdisjoint(_names(staged)) else ()
-
-
-def _names(schemas: Iterable[TableSchema]) -> set[str]:
-    return {column.name.lower() for schema in schemas for column in schema.columns}
-
-
-def _made(
-    target: Target, wanted: Mapping[str, WantedTable], actions: Actions, environ: Mapping[str, str] | None
-) -> bool:
+def _made(target: MysqlTarget, wanted: Mapping[str, WantedTable], actions: Actions) -> bool:
     """Whether anything was made. Raises what make_tables raises, and why a table could not be made or altered."""
-    results = make_tables(target, wanted, actions, environ=environ, literals_of=literals_of)
+    results = make_tables(target, wanted, actions, literals_of=literals_of)
     for made in results:
         for note in made.notes if made.state == "created" else ():
             log.info("%s: %s", made.name, note)
@@ -364,13 +337,13 @@ def _made(
     return any(made.state in ("created", "altered") for made in results)
 
 
-def _require_unmoved(meta: Meta, target: Target, logicals: Sequence[str], environ: Mapping[str, str] | None) -> None:
+def _require_unmoved(meta: Meta, target: MysqlTarget, logicals: Sequence[str]) -> None:
     """Raises DataAtRisk (target.layout) where tables are missing under names that the rows were never written to.
 
     Those that were written to and are missing now may be made: the run then finds that their writes are lost.
     """
     written = meta.writes.last(target.name)
-    for logical, names in missing_tables(target, logicals, environ=environ).items():
+    for logical, names in missing_tables(target, logicals).items():
         shards = written.get(logical, {})
         new = [name for name in names if name not in shards]
         if shards and new:

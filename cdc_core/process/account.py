@@ -10,7 +10,6 @@ import os
 import pwd
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 
 def is_named() -> bool:
@@ -43,10 +42,3 @@ def _temporary() -> str:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     return folder if (found.st_uid, found.st_mode & 0o077) == (os.getuid(), 0) else tempfile.mkdtemp(prefix="lockstep-")
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where downloads and archives are kept between runs."""
-    if environ.get("LOCKSTEP_CACHE"):
-        return Path(environ["LOCKSTEP_CACHE"])
-    return Path(environ.get("XDG_CACHE_HOME") or Path(settled(environ)["HOME"], ".cache"), "lockstep")

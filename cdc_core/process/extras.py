@@ -7,6 +7,7 @@ lockstep[pandas]        rows as DataFrames of pandas
 lockstep[polars]        rows as DataFrames of Polars
 lockstep[spark]         the jobs that apply what is staged
 lockstep[connect]       the same at a Spark Connect endpoint
+lockstep[lake]          targets of Iceberg tables
 lockstep[quality]       their checks, with Great Expectations
 lockstep[airflow]       the DAGs, the sensor and the page
 lockstep[openlineage]   what they emit for OpenLineage
@@ -21,6 +22,7 @@ from cdc_core.errors import UsageError
 _MODULES = {
     "airflow": "airflow",
     "connect": "zstandard",
+    "lake": "pyiceberg",
     "pandas": "pandas",
     "polars": "polars",
     "quality": "great_expectations",

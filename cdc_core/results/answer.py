@@ -20,7 +20,7 @@ _LEAST_FREE_BYTES = 256 << 10
 _MAX_ROW_BYTES = (1 << 30) + (1 << 24)
 """A row is a packet of the server's, of at most max_allowed_packet: 1 GiB."""
 _SPAN_BYTES = 12
-"""Of a value's place: offset and length."""
+"""The size of a value's place: offset and length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,17 @@ class ResultAnswer:
         begin, count, stopped = self._head, 0, row_packets.MORE
         while True:
             self._head, self._sequence, count, stopped = row_packets.locate(
-                buffer.data, self._head, self._tail, self._sequence, begin, buffer.size_bytes, forms, buffer.offset,
-                buffer.length, count,
-            )  # fmt: skip
+                buffer.data,
+                self._head,
+                self._tail,
+                self._sequence,
+                begin,
+                buffer.size_bytes,
+                forms,
+                buffer.offset,
+                buffer.length,
+                count,
+            )
             if stopped != row_packets.MORE:
                 break
             if self._tail == len(buffer.data):

@@ -59,7 +59,7 @@ class ResultColumn:
 
     @property
     def charset(self) -> str:
-        """Of the value's bytes; 'binary' where they are not text."""
+        """The character set of the value's bytes; 'binary' where they are not text."""
         return charsets.collations().get(self.collation, ("", ""))[1]
 
 
@@ -77,9 +77,13 @@ def parse(packet: bytes) -> ResultColumn:
         raise ValueError(f"{len(rest)} bytes after the names")
     code, flags = rest[7], int.from_bytes(rest[8:10], "little")
     return ResultColumn(
-        texts[4].decode("utf-8", "replace"), TypeCode(code), bool(flags & _UNSIGNED),
-        int.from_bytes(rest[1:3], "little"), int.from_bytes(rest[3:7], "little"), rest[10],
-    )  # fmt: skip
+        texts[4].decode("utf-8", "replace"),
+        TypeCode(code),
+        bool(flags & _UNSIGNED),
+        int.from_bytes(rest[1:3], "little"),
+        int.from_bytes(rest[3:7], "little"),
+        rest[10],
+    )
 
 
 def _length(packet: bytes, at: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from cdc_core.results.statement import read_rows
 
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 16 << 20
-"""Of the server's answer; the arrays take about as much again."""
+"""The part of the server's answer that is read at once; the arrays take about as much again."""
 _LITERAL_FIELD = next(field for field in BOOKKEEPING if field.name == LITERAL)
 
 
@@ -53,8 +53,8 @@ class TableReader:
         size_bytes. None is empty; a result without rows has no batch.
 
         The iterator ends after the last row or raises: RetryLater (connection.unreachable, table.redefined), Refused
-        (connection.grant, connection.statement, source.too_large). An iterator that is closed
-        before its end closes the connection. Until it ends, the connection takes no other statement.
+        (connection.grant, connection.statement, source.too_large). An iterator that is closed before its end closes the
+        connection. Until it ends, the connection takes no other statement.
         """
         buffer = self._buffer
         if buffer is None or (buffer.rows, buffer.size_bytes) != (rows, size_bytes):

@@ -38,16 +38,8 @@ class AsOf:
         return self if self.read is None else AsOf(position=self.read[source][0])
 
     @property
-    def condition(self) -> str:
-        """The condition on a change, in DuckDB's SQL."""
-        if self.position is not None:
-            return f"_cdc_seq < {self.position.seq}"
-        assert self.time_us is not None
-        return f"_cdc_ts <= TIMESTAMPTZ '{from_us(self.time_us).isoformat()}'"
-
-    @property
     def expression(self) -> pc.Expression:
-        """The same for Arrow."""
+        """The condition on a change."""
         if self.position is not None:
             return pc.field(SEQ) < self.position.seq
         assert self.time_us is not None
@@ -67,12 +59,8 @@ class AsOf:
                 found.setdefault(one.source, []).append(one.begin.position.seq)
         return {source: sorted(places) for source, places in found.items()}
 
-    def condition_of(self, end_seq: int | None) -> str:
-        """`condition`, of a file whose rows from an order key on are in later batches."""
-        return self.condition if end_seq is None else f"{self.condition} AND _cdc_seq < {end_seq}"
-
     def expression_of(self, end_seq: int | None) -> pc.Expression:
-        """The same for Arrow."""
+        """`expression`, of a file whose rows from an order key on are in later batches."""
         return self.expression if end_seq is None else self.expression & (pc.field(SEQ) < end_seq)
 
     def includes(self, seq: int, ts_us: int) -> bool:

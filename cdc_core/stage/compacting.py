@@ -2,8 +2,8 @@
 
 The rows of one table that its source table had under one definition come into one file, in stream order; it ends where
 another definition takes effect, or when it is large. Parts that are large, or alone, are left as they are. A file
-counts only after it was read back from the stage and has the rows of its parts, by their number, their counts and
-their digest; until the record of the range names it (`stage.damaged`), nobody reads it.
+counts only after it was read back from the stage and has the rows of its parts, value by value; until the record of the
+range names it (`stage.compactions`), nobody reads it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from cdc_core.stage.intact import open_intact
 from cdc_core.stage.layout import CompactedName, compacted_path
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.open_part import open_part
-from cdc_core.stage.row_digest import RowDigest
 
 log = logging.getLogger(__name__)
 
@@ -78,36 +77,22 @@ def _full(some: Sequence[Part], after: Part) -> bool:
     return large or sum(part.size_bytes for part in some) >= FULL_BYTES
 
 
-def compact(
-    store: ObjectStore,
-    batches: Sequence[Manifest],
-    *,
-    epoch: int,
-    created_us: int,
-    level: int,
-    progressed: Callable[[int, int], None] = lambda done, all_: None,
-) -> Compaction:
+def compact(store: ObjectStore, batches: Sequence[Manifest], *, epoch: int, created_us: int, level: int) -> Compaction:
     """Writes the files of a range, durably and proven; the record to put.
 
-    batches: of the log, one after the other. epoch: of the right to compact. progressed: told how many of the range's
-    files are done.
-    Raises DataAtRisk (stage.damaged); what was written then is not named by
-    any record, and a sweep removes it.
+    batches: of the log, one after the other. epoch: of the right to compact.
+    Raises DataAtRisk (stage.damaged); what was written then is not named by any record, and a sweep removes it.
     """
     wanted = files_of(batches)
     begin, end = batches[0].begin.position.seq, batches[-1].end.position.seq
-    parts, digests = [], []
+    parts = []
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         for number, one in enumerate(wanted):
             if len(one.parts) == 1:
                 parts.append(one.parts[0])
-                digests.append(one.parts[0].sha256)
             else:
                 name = CompactedName(batches[0].source, begin, end, epoch, number)
-                part, digest = _written(store, one, name, batches[0].window_start_us, level, Path(scratch))
-                parts.append(part)
-                digests.append(digest)
-            progressed(number + 1, len(wanted))
+                parts.append(_written(store, one, name, batches[0].window_start_us, level, Path(scratch)))
     return Compaction(
         epoch=epoch,
         created_us=created_us,
@@ -115,14 +100,13 @@ def compact(
         counts=tuple(BatchCounts.of(one) for one in batches),
         parts=tuple(parts),
         schemas={one.schema.id: one.schema for one in wanted},
-        rows_sha256=tuple(digests),
     )
 
 
 def _written(
     store: ObjectStore, one: FileOf, name: CompactedName, window_start_us: int, level: int, scratch: Path
-) -> tuple[Part, str]:
-    """The file, durable and proven, and the digest of its rows."""
+) -> Part:
+    """The file, durable and proven."""
     made = open_part(
         store,
         one.table,
@@ -132,13 +116,10 @@ def _written(
         level=level,
         scratch=scratch,
     )
-    staged, arrow = RowDigest(), made.arrow
     try:
         for part in one.parts:
             for batch in rows_of(store, part):
-                rows = batch.cast(arrow)
-                made.add(rows)
-                staged.add(rows)
+                made.add(batch.cast(made.arrow))
         made.file.close()
         path = made.file.publish()
     except BaseException:
@@ -146,13 +127,43 @@ def _written(
         raise
     written = made.listed(path)
     _require_sums(one, written)
-    found = RowDigest()
-    for batch in rows_of(store, written):
-        found.add(batch.cast(arrow))
-    digest = staged.hexdigest()
-    if (found.rows, found.hexdigest()) != (one.rows, digest):
-        raise differs(path, f"{found.rows} rows were read back; its {len(one.parts)} parts have {one.rows} others")
-    return written, digest
+    _require_rows(store, one, written, made.arrow)
+    return written
+
+
+def _require_rows(store: ObjectStore, one: FileOf, written: Part, arrow: pa.Schema) -> None:
+    """The file has the rows of the parts in their order, as both are on the stage."""
+    # Dictionaries are equal only if their values have the same numbers.
+    plain = pa.schema(
+        [field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in arrow]
+    )
+    bits = pa.schema([field.with_type(_bits(field.type)) for field in plain])
+
+    def comparable(batch: pa.RecordBatch) -> pa.Table:
+        columns = batch.cast(plain).columns
+        same = zip(columns, bits.types, strict=True)
+        viewed = [column if column.type == kind else column.view(kind) for column, kind in same]
+        return pa.Table.from_arrays(viewed, schema=bits)
+
+    there, read = bits.empty_table(), rows_of(store, written)
+    for part in one.parts:
+        for batch in rows_of(store, part):
+            while there.num_rows < batch.num_rows and (more := next(read, None)) is not None:
+                there = pa.concat_tables([there, comparable(more)])
+            if not there.slice(0, batch.num_rows).equals(comparable(batch)):
+                raise differs(written.path, f"rows of {part.path} were not read back")
+            there = there.slice(batch.num_rows)
+    if there.num_rows or next(read, None) is not None:
+        raise differs(written.path, "it has more rows")
+
+
+def _bits(kind: pa.DataType) -> pa.DataType:
+    """With floats as whole numbers: a NaN is equal to itself then, and zeros of both signs are two values."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_bits(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_bits(kind.value_type)))
+    return {pa.float32(): pa.int32(), pa.float64(): pa.int64()}.get(kind, kind)
 
 
 def rows_of(store: ObjectStore, part: Part) -> Iterator[pa.RecordBatch]:

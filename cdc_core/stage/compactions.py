@@ -1,11 +1,11 @@
 """The compacted ranges of a stage: their records, and what they mean for readers.
 
-    compactions/<source>/<begin position>.json      the record (model.compaction), put if absent: the commit point
+    compactions/<source>/<begin position>.json      the record (model.compacted), put if absent: the commit point
     compactions/<source>/<begin position>.removed   the parts that its files replace are removed
     compacted/cdc_table=<table>/cdc_date=<date>/…   the files
 
 From the moment when the record is there, new readers and plans use its files. A reader that began earlier reads the
-original parts, which stay for a day or more (`apply.compaction`). The manifests stay as long as their batches: the
+original parts, which stay for a day or more (`apply.compact`). The manifests stay as long as their batches: the
 chain is what it was. May assume that a range has all batches of the log from its begin to its end, and that its files
 have exactly the rows of their parts: that is proven before the record is put.
 """
@@ -17,10 +17,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cdc_core.errors import DataAtRisk, FilesLost, LockstepError
+from cdc_core.errors import FilesLost
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.compacted import BatchCounts, Compaction
-from cdc_core.model.json_codec import UnknownVersion
 from cdc_core.stage.layout import (
     compaction_path,
     compactions_prefix,
@@ -29,9 +28,14 @@ from cdc_core.stage.layout import (
     parse_part,
 )
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.unreadable import other_version
+from cdc_core.stage.stage_records import reading_record
 
 log = logging.getLogger(__name__)
+
+_RESTORE = (
+    "restore the file from a backup of the stage. If no `.removed` is beside it, all parts are still there: then "
+    "delete the record, and compact again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +99,11 @@ def records(store: ObjectStore, source: str) -> Iterator[Compaction]:
 
 def parse(data: bytes, path: str, source: str, where: str) -> Compaction:
     """A record from its text. Raises DataAtRisk (stage.damaged), Refused (install.version)."""
-    try:
+    with reading_record(path, where, "record of a compacted range", remedy=_RESTORE):
         found = Compaction.from_bytes(data)
         if found.source != source or compaction_path(source, found.begin) != path:
             raise ValueError(f"it is that of another range, {found.source} {found}")
-        return found
-    except UnknownVersion as error:
-        raise other_version(path, where, error) from None
-    except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
-        raise DataAtRisk(
-            f"{path} is not a readable record of a compacted range: {type(error).__name__}: {error}.",
-            where=where,
-            code="stage.damaged",
-            remedy="restore the file from a backup of the stage. If no `.removed` is beside it, all parts are still "
-            "there: then delete the record, and compact again",
-        ) from None
+    return found
 
 
 def files_of(one: Compaction) -> list[str]:

@@ -23,7 +23,7 @@ from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_k
 from cdc_core.stage.table_files import TableFiles, begins_of
 
 PART_ROWS, PART_BYTES = 1 << 22, 160 << 20
-"""Of a part: its changes, and their share of the staged files."""
+"""The most of a part: changes, and their share of the staged files."""
 _MOST_PARTS = 500
 """Each has an open file while the events are split."""
 _READERS = 2

@@ -24,7 +24,6 @@ from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.stage.objects import Leftover, ObjectInfo, checked_path, missing
 
 _TEMPORARY = ".tmp-"
-_CHUNK = 1 << 20
 _SYNCED_AT_ONCE = 16
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -56,14 +55,10 @@ class FileStore:
         return self._uri
 
     def put(self, path: str, data: bytes) -> None:
-        self._place(path, [data], if_absent=False)
+        self._place(path, data, if_absent=False)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        return self._place(path, [data], if_absent=True)
-
-    def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
-        with local.open("rb") as source:
-            return self._place(path, iter(lambda: source.read(_CHUNK), b""), if_absent=if_absent)
+        return self._place(path, data, if_absent=True)
 
     def open_output(self, paths: Iterable[str], scratch: Path) -> FileOutput:
         for path in paths:
@@ -153,7 +148,7 @@ class FileStore:
     def _local(self, path: str) -> Path:
         return self.root / checked_path(path)
 
-    def _place(self, path: str, chunks: Iterable[bytes], *, if_absent: bool) -> bool:
+    def _place(self, path: str, data: bytes, *, if_absent: bool) -> bool:
         """Writes under a temporary name, then links (if absent) or renames into place."""
         final = self._local(path)
         temporary = final.with_name(_TEMPORARY + uuid.uuid4().hex)
@@ -163,8 +158,7 @@ class FileStore:
             try:
                 descriptor = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 with open(descriptor, "wb") as file:
-                    for chunk in chunks:
-                        file.write(chunk)
+                    file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 if if_absent:
@@ -179,7 +173,7 @@ class FileStore:
         return True
 
     def folders(self, path: str) -> Sequence[Path]:
-        """Those that lead to a path, from the root on."""
+        """The folders that lead to a path, from the root on."""
         found = [self._local(path).parent]
         while found[-1] != self.root:
             found.append(found[-1].parent)

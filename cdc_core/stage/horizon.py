@@ -7,18 +7,18 @@ refuse, and name the horizon: nothing is ever silently incomplete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.batch import MANIFEST_VERSION
 from cdc_core.model.coverage import TableCoverage
-from cdc_core.model.json_codec import Natural, TimeUs, UnknownVersion, dumped, parsed
+from cdc_core.model.json_codec import Natural, TimeUs, dumped, parsed
 from cdc_core.model.position import Position
 from cdc_core.model.windows import from_us
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.objects import ObjectStore, find
-from cdc_core.stage.unreadable import other_version
+from cdc_core.stage.stage_records import reading_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,29 @@ def read(store: ObjectStore, source: str) -> Horizon | None:
     data = find(store, path)
     if data is None:
         return None
-    try:
+    with reading_record(path, store.uri, "horizon"):
         found = Horizon.from_bytes(data)
         if found.source != source:
             raise ValueError(f"it is that of {found.source!r}")
-        return found
-    except UnknownVersion as error:
-        raise other_version(path, store.uri, error) from None
-    except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
-        raise DataAtRisk(
-            f"{path} is not a readable horizon: {type(error).__name__}: {error}.",
-            where=store.uri,
-            code="stage.damaged",
-            remedy="restore the file from a backup of the stage, or use the version of Lockstep that wrote it",
-        ) from None
+    return found
+
+
+def require_unpurged(store: ObjectStore, batch_ids: Sequence[str]) -> None:
+    """Raises Refused (plan.purged) when one of the batches is before its source's horizon."""
+    first: dict[str, str] = {}
+    for batch_id in batch_ids:
+        source, _, place = batch_id.partition("/")
+        first[source] = min(place, first.get(source, place))
+    for source, place in first.items():
+        horizon = read(store, source)
+        if horizon is not None and place < horizon.position.name:
+            raise Refused(
+                f"The batch {source}/{place} has been purged: the staged history of {source!r} begins at {horizon}.",
+                where=source,
+                code="plan.purged",
+                remedy=f"replay from the batch {source}/{horizon.position.name} on (--from; first_batches in Airflow); "
+                "rows that have not changed since are then left out",
+            )
 
 
 def removed(what: str, *, where: str) -> RetryLater:

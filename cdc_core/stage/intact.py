@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -18,8 +17,6 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.stage.objects import ObjectStore, missing
 
 _CHUNK = 1 << 20
-_AT_ONCE = 4
-"""Files that are read at once: hashing releases the interpreter's lock, and a bucket answers slowly."""
 
 
 class StagedBytes(Protocol):
@@ -31,14 +28,6 @@ class StagedBytes(Protocol):
     def size_bytes(self) -> int: ...
     @property
     def sha256(self) -> str: ...
-
-
-def require_intact(store: ObjectStore, parts: Iterable[StagedBytes]) -> None:
-    """Raises DataAtRisk (stage.damaged) for the first part that is gone or has other bytes."""
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sha256") as pool:
-        for error in pool.map(lambda part: damage(store, part), {part.path: part for part in parts}.values()):
-            if error is not None:
-                raise error
 
 
 def damage(store: ObjectStore, part: StagedBytes, *, deep: bool = True) -> DataAtRisk | None:

@@ -15,7 +15,7 @@ from cdc_core.stage.objects import ObjectStore
 
 
 def isolated(store: ObjectStore, source: str) -> Mapping[str, str]:
-    """`database.table` -> since where, and why."""
+    """The isolated tables of a source: `database.table` -> since where, and why."""
     manifest = newest(store, source)
     if manifest is None:
         return {}
@@ -28,7 +28,7 @@ def isolated(store: ObjectStore, source: str) -> Mapping[str, str]:
 
 
 def clear(store: ObjectStore, source: str, table: str) -> None:
-    """The table is captured again, from the source's durable position on; a second call, before anything is read from
+    """Captures the table again, from the source's durable position on; a second call, before anything is read from
     there, does nothing. The source's extractor must not be running.
 
     Raises UsageError (usage.unknown_name).
@@ -45,5 +45,5 @@ def clear(store: ObjectStore, source: str, table: str) -> None:
 
 
 def notes(tables: Mapping[str, str]) -> tuple[str, ...]:
-    """What a manifest, and with it `lockstep status`, says of them."""
+    """The note about each isolated table in a manifest, which `lockstep status` shows."""
     return tuple(f"table {table} is isolated, needs re-sync: {why}" for table, why in sorted(tables.items()))

@@ -1,4 +1,4 @@
-"""The paths of the stage, and nothing else. Those of a run are in `model.run.RunPlan`."""
+"""The paths of the stage, and nothing else. Those of a run are in `run_plan.RunPlan`."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ the same place one finds the name taken. Readers go by manifests and never by a 
 A batch of copied rows begins and ends at one place of the chain. Any number of them may stand there, before the batch
 of the log that begins at the place; they may be written at any time, also when the chain has gone on.
 
-The chain begins at the source's start (`stage.start`), or at its horizon after a purge. Callers that can ask meta check
-its end against what meta has recorded, so that a manifest lost at either end is noticed too. The fields that a manifest
-must have are in `model.batch`.
+The chain begins at the source's start (`start_record`), or at its horizon after a purge. Callers that can ask meta
+check its end against what meta has recorded, so that a manifest lost at either end is noticed too. The fields that a
+manifest must have are in `model.batch`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 from cdc_core.errors import DataAtRisk, FilesLost, LockstepError, Refused
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.compacted import Compaction
-from cdc_core.model.json_codec import UnknownVersion
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage import compactions, start_record
@@ -51,7 +50,7 @@ from cdc_core.stage.layout import (
 )
 from cdc_core.stage.needed import emptied_before
 from cdc_core.stage.objects import Leftover, ObjectInfo, ObjectStore, missing
-from cdc_core.stage.unreadable import other_version
+from cdc_core.stage.stage_records import reading_record
 
 log = logging.getLogger(__name__)
 
@@ -111,19 +110,10 @@ def parse(data: bytes, path: str, where: str) -> Manifest:
 
     Raises DataAtRisk (stage.damaged) for anything else, Refused (install.version).
     """
-    try:
+    with reading_record(path, where, "manifest"):
         manifest = Manifest.from_bytes(data)
         _require_own(manifest)
-        return manifest
-    except UnknownVersion as error:
-        raise other_version(path, where, error) from None
-    except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
-        raise DataAtRisk(
-            f"{path} is not a readable manifest: {type(error).__name__}: {error}",
-            where=where,
-            code="stage.damaged",
-            remedy="restore the file from a backup of the stage, or use the version of Lockstep that wrote it",
-        ) from None
+    return manifest
 
 
 def chain(
@@ -405,8 +395,8 @@ def sweep(
     under the name of another. Uploads of this source by the same rule, regardless of the chain if their epoch has
     ended: nothing names an upload before it is finished, and finishing a removed one fails. Copied rows: files of ended
     epochs that no manifest names and that none waits for, and uploads of ended epochs. Compacted files of epochs before
-    `compactor_epoch`, that of the caller, that no record names. Temporary files, which the
-    stage's writers hold for moments, and uploads of other files, by their age alone.
+    `compactor_epoch`, that of the caller, that no record names. Temporary files, which the stage's writers hold for
+    moments, and uploads of other files, by their age alone.
 
     Raises what `chain` does; then nothing is removed.
     """

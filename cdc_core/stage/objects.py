@@ -72,9 +72,6 @@ class ObjectStore(Protocol):
         False may also mean that this very call succeeded and its answer was lost: read the path to know.
         """
 
-    def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
-        """Copies a local file of any size; False, with `if_absent`, when the path exists."""
-
     def open_output(self, paths: Iterable[str], scratch: Path) -> PartOutput:
         """A file to be written under the first free of `paths`; `scratch` is a local directory for what needs one."""
 

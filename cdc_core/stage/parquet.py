@@ -45,7 +45,7 @@ ROW_GROUP_BYTES = 64 << 20
 """Weight of rows (values, before compression) at which a row group ends sooner."""
 
 _BOOKKEEPING_BYTES = 100
-"""Of a row in memory, about."""
+"""About what the bookkeeping of a row takes in memory."""
 _SAMPLE, _LEAST_SAMPLE = 4096, 256
 _SAMPLE_BYTES = 1 << 20
 """This many first values decide whether a column repeats; fewer if they are long."""

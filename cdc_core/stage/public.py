@@ -395,9 +395,10 @@ class Table:
 
     def _state(self, moment: AsOf | None, key: Sequence[str] | None, partial: bool) -> Rows:
         manifests, store, name = self._manifests, self._stage._store, self.name
+        options = reader.StateOptions(key, partial=partial, as_of=moment)
         return Rows(
-            lambda: reader.state_columns(manifests, name, as_of=moment),
-            lambda rows: reader.state_batches(store, manifests, name, key, partial=partial, as_of=moment, rows=rows),
+            lambda: reader.state_columns(manifests, name, options),
+            lambda rows: reader.state_batches(store, manifests, name, options, rows=rows),
         )
 
 

@@ -59,7 +59,7 @@ _PASSING = frozenset(
     {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "OperationAborted",
      "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
 )  # fmt: skip
-"""Errors of a request that say that it may go through when it is sent again."""
+"""Errors after which the same request may succeed."""
 
 
 class S3Store:
@@ -107,14 +107,12 @@ class S3Store:
             path, lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
         )
 
-    def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
-        if local.stat().st_size > MULTIPART_BYTES:
-            return self._put_pieces(path, local, if_absent=if_absent)
-        data = local.read_bytes()
-        if if_absent:
-            return self.put_if_absent(path, data)
-        self.put(path, data)
-        return True
+    def put_new_file(self, path: str, local: Path) -> bool:
+        """Copies a file of any size; False if the path exists."""
+        if local.stat().st_size <= MULTIPART_BYTES:
+            return self.put_if_absent(path, local.read_bytes())
+        with local.open("rb") as file:
+            return _Upload(self, path, file.fileno()).complete(local.stat().st_size)
 
     def open_output(self, paths: Iterable[str], scratch: Path) -> S3Output:
         return S3Output(self, paths, scratch)
@@ -162,7 +160,7 @@ class S3Store:
             )
             data = answer["Body"].read()
             if len(data) != stop - start:  # a gateway may not know ranges, and send the whole object
-                raise _unusable(f"{len(data)} bytes where {stop - start} were asked for", self._where(path))
+                raise _unusable(f"{len(data)} bytes instead of {stop - start}", self._where(path))
             return data
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -219,10 +217,6 @@ class S3Store:
     def _key(self, path: str) -> str:
         return self._prefix + checked_path(path)
 
-    def _put_pieces(self, path: str, local: Path, *, if_absent: bool) -> bool:
-        with local.open("rb") as file:
-            return _Upload(self, path, file.fileno()).complete(local.stat().st_size, if_absent=if_absent)
-
     def _conditionally(self, path: str, call: Any) -> bool:
         """False where the condition failed. A conflict with a writer that has not finished is asked again."""
         with self._calling(path):
@@ -276,9 +270,9 @@ class S3Store:
                 remedy="create the bucket, or fix stage.uri",
             )
         if code == "404":  # without a body that says what is missing: HeadObject's answers do not come here
-            return _unusable(f"HTTP 404 without an error of S3's: {text}", self._where(path))
+            return _unusable(f"HTTP 404 without an S3 error code: {text}", self._where(path))
         if code == _ENDED:
-            return _unusable(f"an upload is gone that nobody has ended: {text}", self._where(path))
+            return _unusable(f"an unfinished upload has disappeared: {text}", self._where(path))
         if code in _ABSENT:
             return missing(path, self.uri)
         if code in _DENIED:
@@ -330,9 +324,8 @@ class _Upload:
         while size - self._sent >= (piece := max(MULTIPART_BYTES, self._sent // 100)):
             self._submit(piece)
 
-    def complete(self, size: int, *, if_absent: bool) -> bool:
+    def complete(self, size: int) -> bool:
         """Uploads the rest and creates the object; False if the path is taken. Without success nothing is left."""
-        condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
         done = False
         try:
             self.grown(size)
@@ -346,7 +339,7 @@ class _Upload:
                     **self._where,
                     UploadId=self._id,
                     MultipartUpload={"Parts": parts},
-                    **condition,
+                    IfNoneMatch="*",
                 ),
             )
             return done
@@ -410,11 +403,11 @@ class S3Output:
 
     def publish(self, *, settled: bool = True) -> str:
         upload, self._upload = self._upload, None
-        if upload is not None and upload.complete(self._size, if_absent=True):
+        if upload is not None and upload.complete(self._size):
             self._published = upload.path
         else:
             local = Path(self._file.name)
-            free = (path for path in self._paths if self._store.put_file(path, local, if_absent=True))
+            free = (path for path in self._paths if self._store.put_new_file(path, local))
             self._published = next(free, None)
         if self._published is None:
             raise ValueError("no free name among the given paths")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -20,12 +21,9 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TS
 from cdc_core.stage import staged_coverage
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.changes_by_key import by_key_rows
-from cdc_core.stage.changes_sql import quoted
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.opened_files import duckdb_of_files
-from cdc_core.stage.removed import unless_removed
+from cdc_core.stage.scratch_duckdb import quoted, scratch_duckdb
 from cdc_core.stage.state import state_order, state_rows, state_rule, state_schema
 from cdc_core.stage.table_files import (
     COPY_AGAIN,
@@ -36,9 +34,9 @@ from cdc_core.stage.table_files import (
     end_seq,
     later_places,
 )
+from cdc_core.stage.table_history import aligned_rows, by_key_rows
 from cdc_core.stage.unify import (
     StagedPart,
-    align,
     conflict,
     latest_definitions,
     parts_of,
@@ -49,65 +47,63 @@ from cdc_core.stage.unify import (
 _BATCH_ROWS = 122_880
 
 
-def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa.Table:
-    """Every staged change of a logical table, in the order of the manifests, under one schema.
+@dataclass(frozen=True, slots=True)
+class StateOptions:
+    """How the state of a table is read.
 
-    Added columns are null where they did not exist yet, widened types are widened.
-    Raises Refused (usage.unknown_name, stage.schema_conflict), DataAtRisk (stage.damaged).
-    """
-    parts = parts_of(manifests, table)
-    schema = unified_schema(table, definitions_of(parts))
-    tables, begins = [], begins_of(manifests)
-    for one in parts:
-        with unless_removed(store, begins, [one.part.path]), open_intact(store, one.part) as file:
-            tables.append(align(pq.ParquetFile(file).read(), schema))
-    return pa.concat_tables(tables)
-
-
-def table_state(
-    store: ObjectStore,
-    manifests: Sequence[Manifest],
-    table: str,
-    key: Sequence[str] | None = None,
-    *,
-    since_horizon: bool = False,
-    partial: bool = False,
-    as_of: AsOf | None = None,
-) -> pa.Table:
-    """The table as its staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`,
-    `_cdc_absent`, ordered by key.
-
-    manifests: of one or more sources, each source's in stream order and complete.
-    key:       columns that identify a row; by default the table's own key. Without any, whole rows are matched.
+    key:           columns that identify a row; by default the table's own key. Without any, whole rows are matched.
     since_horizon: where history was purged, give the rows that changed since.
-    partial:   give the rows that are staged, whatever is missing.
-    as_of:     the state at a moment; the caller has seen that it is staged completely.
-    Raises Refused (usage.unknown_name, stage.schema_conflict, stage.key, stage.partial), DataAtRisk
-    (stage.damaged).
+    partial:       give the rows that are staged, whatever is missing.
+    as_of:         the state at a moment; the caller has seen that it is staged completely.
+    dropped:       also columns that the table no longer has, null in rows that changed since.
     """
-    _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
-    schema, batches = _state(store, manifests, table, key, as_of, partial=partial)
-    return pa.Table.from_batches(batches(_BATCH_ROWS), schema)
+
+    key: Sequence[str] | None = None
+    since_horizon: bool = False
+    partial: bool = False
+    as_of: AsOf | None = None
+    dropped: bool = False
+
+
+WHOLE_STATE = StateOptions()
 
 
 def state_batches(
     store: ObjectStore,
     manifests: Sequence[Manifest],
     table: str,
-    key: Sequence[str] | None = None,
+    options: StateOptions = WHOLE_STATE,
     *,
-    partial: bool = False,
-    as_of: AsOf | None = None,
     rows: int = _BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """`table_state` in batches of at most `rows` rows: what does not fit into memory is spilled to disk."""
-    _require_all_rows(store, manifests, table, as_of, since_horizon=False, partial=partial)
-    yield from _state(store, manifests, table, key, as_of, partial=partial)[1](rows)
+    """The table as its staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, `_cdc_absent`,
+    ordered by key, in batches of at most `rows` rows: what does not fit into memory is spilled to disk.
+
+    manifests: of one or more sources, each source's in stream order and complete.
+    Raises Refused (usage.unknown_name, stage.schema_conflict, stage.key, stage.partial), DataAtRisk
+    (stage.damaged).
+    """
+    key, partial, as_of = options.key, options.partial, options.as_of
+    if as_of is not None:
+        as_of.require_begun(manifests)
+    if not partial and not options.since_horizon:
+        staged_coverage.require_unpurged(store, manifests, table, as_of)
+    if not partial:
+        staged_coverage.require_covered(store, manifests, table, as_of)
+    files = TableFiles.at(manifests, table, as_of).needed()
+    if key is None and not partial and (changed := files.key_changed()):
+        raise Refused(f"{changed[0].upper()}{changed[1:]}.", where=table, code="stage.key", remedy=COPY_AGAIN)
+    if key is None and (different := files.keys_differ()):
+        raise Refused(f"{table} has no key: {different}.", where=table, code="stage.key", remedy=GIVE_KEY)
+    rule = state_rule(files, key, dropped=options.dropped)
+    order = [quoted(name) for name in state_order(rule)]
+    return _ordered(state_schema(list(rule.columns)), state_rows(store, files, rule), order, rows)
 
 
-def state_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | None = None) -> pa.Schema:
-    """The schema of `table_state`; no file is opened."""
-    return state_schema(TableFiles.at(manifests, table, as_of).needed().state_columns())
+def state_columns(manifests: Sequence[Manifest], table: str, options: StateOptions = WHOLE_STATE) -> pa.Schema:
+    """The schema of `state_batches`; no file is opened."""
+    files = TableFiles.at(manifests, table, options.as_of).needed()
+    return state_schema(files.state_columns(dropped=options.dropped))
 
 
 def changes_columns(
@@ -118,7 +114,7 @@ def changes_columns(
     since: AsOf | None = None,
     until: AsOf | None = None,
 ) -> pa.Schema:
-    """The schema of `changes` between two moments: by the definitions of what is between them."""
+    """The schema of `change_batches`: by the definitions of what is between the moments."""
     return _between(store, manifests, table, since, until)[1]
 
 
@@ -131,23 +127,23 @@ def change_batches(
     until: AsOf | None = None,
     rows: int = _BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """`changes` in batches of at most `rows` rows: those that the state as of `since` lacks and that as of `until` has.
+    """The staged changes of a logical table, in the order of the manifests, in batches of at most `rows` rows: those
+    that the state as of `since` lacks and that as of `until` has.
 
-    The two are exact complements: what is left out up to a moment comes since it, late data too.
+    Added columns are null where they did not exist yet, widened types are widened. The two moments are exact
+    complements: what is left out up to one comes since it, late data too.
     """
     parts, schema = _between(store, manifests, table, since, until)
     before = _paths(manifests, since)
     after_first, after_last = later_places(manifests, since), later_places(manifests, until)
     begins = begins_of(manifests)
     for one in parts:
-        with unless_removed(store, begins, [one.part.path]), open_intact(store, one.part) as file:
-            for batch in pq.ParquetFile(file).iter_batches(rows):
-                aligned = align(pa.Table.from_batches([batch]), schema)
-                if until is not None:
-                    aligned = aligned.filter(until.expression_of(end_seq(one, after_last)))
-                if since is not None and one.part.path in before:
-                    aligned = aligned.filter(~since.of(one.source).expression_of(end_seq(one, after_first)))
-                yield from aligned.to_batches()
+        condition = None if until is None else until.expression_of(end_seq(one, after_last))
+        if since is not None and one.part.path in before:
+            later = ~since.of(one.source).expression_of(end_seq(one, after_first))
+            condition = later if condition is None else condition & later
+        for some in aligned_rows(store, begins, one, schema, condition, rows):
+            yield from some.to_batches()
 
 
 def _between(
@@ -197,7 +193,7 @@ def by_key_batches(
     until: AsOf | None = None,
     rows: int = _BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """`changes`, each a change of one key (`history/by_key.py`), in order. Raises Refused (stage.key) without a key."""
+    """The changes, each of one key (`history/by_key.py`), in order. Raises Refused (stage.key) without a key."""
     files = TableFiles.at(manifests, table, until)
     own = files.key(files.columns(), key)
     if not own:
@@ -227,7 +223,7 @@ def _ordered(
             failed.append(error)
             raise
 
-    with duckdb_of_files() as connection:
+    with scratch_duckdb() as connection:
         try:
             every = connection.from_arrow(pa.RecordBatchReader.from_batches(schema, batches()))
             for batch in every.order(", ".join(order)).to_arrow_reader(rows):
@@ -236,29 +232,6 @@ def _ordered(
             if failed:
                 raise failed[0] from None
             raise
-
-
-def export(
-    store: ObjectStore,
-    manifests: Sequence[Manifest],
-    table: str,
-    path: Path,
-    key: Sequence[str] | None = None,
-    *,
-    level: int = 3,
-    since_horizon: bool = False,
-    partial: bool = False,
-    as_of: AsOf | None = None,
-    dropped: bool = False,
-) -> int:
-    """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
-
-    dropped: also columns that the table no longer has, null in rows that changed since.
-    Raises what `table_state` does, and RetryLater (disk.error).
-    """
-    _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
-    schema, batches = _state(store, manifests, table, key, as_of, partial=partial, dropped=dropped)
-    return write_file(schema, batches(_BATCH_ROWS), path, level=level)
 
 
 def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
@@ -275,7 +248,7 @@ def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path,
 
     try:
         if path.suffix.lower() == ".csv":
-            with duckdb_of_files() as connection:
+            with scratch_duckdb() as connection:
                 connection.from_arrow(pa.RecordBatchReader.from_batches(schema, counted())).write_csv(str(temporary))
         else:
             with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer:
@@ -292,41 +265,3 @@ def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path,
     finally:
         temporary.unlink(missing_ok=True)
     return rows
-
-
-def _require_all_rows(
-    store: ObjectStore,
-    manifests: Sequence[Manifest],
-    table: str,
-    as_of: AsOf | None,
-    *,
-    since_horizon: bool,
-    partial: bool,
-) -> None:
-    """Raises Refused (stage.partial) where rows are missing that the caller has not waived."""
-    if not partial and not since_horizon:
-        staged_coverage.require_unpurged(store, manifests, table, as_of)
-    if not partial:
-        staged_coverage.require_covered(store, manifests, table, as_of)
-
-
-def _state(
-    store: ObjectStore,
-    manifests: Sequence[Manifest],
-    table: str,
-    key: Sequence[str] | None,
-    as_of: AsOf | None,
-    *,
-    partial: bool,
-    dropped: bool = False,
-) -> tuple[pa.Schema, Callable[[int], Iterator[pa.RecordBatch]]]:
-    """The schema, and what reads the rows in batches of at most so many."""
-    files = TableFiles.at(manifests, table, as_of).needed()
-    if key is None and not partial and (changed := files.key_changed()):
-        raise Refused(f"{changed[0].upper()}{changed[1:]}.", where=table, code="stage.key", remedy=COPY_AGAIN)
-    if key is None and (different := files.keys_differ()):
-        raise Refused(f"{table} has no key: {different}.", where=table, code="stage.key", remedy=GIVE_KEY)
-    rule = state_rule(files, key, dropped=dropped)
-    schema = state_schema(list(rule.columns))
-    order = [quoted(name) for name in state_order(rule)]
-    return schema, lambda rows: _ordered(schema, state_rows(store, files, rule), order, rows)

@@ -20,8 +20,8 @@ from cdc_core.stage.objects import ObjectStore
 
 _FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
 """Of a batch that is read, before what it takes is known: a file may hold a long value once for many rows."""
-_GATHERED_ROWS, _GATHERED_BYTES = 1 << 18, 32 << 20
-"""Of events that are given at once: each part then has enough of them."""
+_GATHERED_ROWS, _GATHERED_BYTES_A_ROW = 1 << 18, 1 << 7
+"""Of events that are given at once."""
 _PLAIN_BYTES, _BYTES_OF_CHARACTER = 16, 4
 
 
@@ -44,9 +44,15 @@ class FileOfEvents:
 
 
 def file_events(
-    store: ObjectStore, file: FileOfEvents, rule: TableRule, *, condition: pc.Expression | None = None
+    store: ObjectStore,
+    file: FileOfEvents,
+    rule: TableRule,
+    *,
+    condition: pc.Expression | None = None,
+    at_once: int = _GATHERED_ROWS,
 ) -> Iterator[pa.Table]:
-    """Many events at once; at least one table, if only an empty one. condition: of the changes that count.
+    """Some events at a time; at least one table, if only an empty one. condition: of the changes that count. at_once:
+    about so many events, or fewer with long values.
 
     Raises DataAtRisk (stage.damaged).
     """
@@ -62,7 +68,7 @@ def file_events(
                 events(staged, file.schema, rule, renews=file.copied, emptied=file.emptied, batches=batches)
             )
             rows, size = rows + gathered[-1].num_rows, size + gathered[-1].nbytes
-            if rows >= _GATHERED_ROWS or size >= _GATHERED_BYTES:
+            if rows >= at_once or size >= at_once * _GATHERED_BYTES_A_ROW:
                 yield _together(gathered)
                 gathered, rows, size = [], 0, 0
     yield _together([*gathered, event_schema(rule).empty_table()])

@@ -13,19 +13,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.batch import MANIFEST_VERSION
-from cdc_core.model.json_codec import UnknownVersion, dumped, parsed
+from cdc_core.model.json_codec import dumped, parsed
 from cdc_core.model.position import Checkpoint
 from cdc_core.stage.layout import STARTS, start_path
 from cdc_core.stage.objects import ObjectStore, find
-from cdc_core.stage.unreadable import other_version
+from cdc_core.stage.stage_records import reading_record
+
+_RESTORE = "restore the file from a backup of the stage, together with what else `lockstep stage verify` misses"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """asked: `start` of the pipeline file when the source was first extracted (config.Source.start_text). name:
-    random, so that targets can tell the chain from another one of the same source (target.ownership)."""
+    random, so that targets can tell the chain from another one of the same source (ownership.py)."""
 
     source: str
     pipeline: str
@@ -53,14 +55,10 @@ def load(store: ObjectStore, source: str) -> Start | None:
     data = find(store, path)
     if data is None:
         return None
-    try:
+    with reading_record(path, store.uri, "start of a chain of manifests", remedy=_RESTORE):
         start = Start.from_bytes(data)
         if start.source != source:
             raise ValueError(f"it is that of {start.source!r}")
-    except UnknownVersion as error:
-        raise other_version(path, store.uri, error) from None
-    except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
-        raise _lost(f"{path} does not say where the chain of manifests began: {error}.", store.uri) from None
     return start
 
 
@@ -100,15 +98,9 @@ def put(store: ObjectStore, source: str, checkpoint: Checkpoint, *, pipeline: st
 
 def missing_start(store: ObjectStore, source: str) -> DataAtRisk:
     """The error for a source of which something is staged, or recorded, and whose start is not on the stage."""
-    return _lost(
-        f"{start_path(source)} is not in the stage: nothing says where the chain of {source!r} began.", store.uri
-    )
-
-
-def _lost(what: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        what,
-        where=where,
+        f"{start_path(source)} is not in the stage: nothing says where the chain of {source!r} began.",
+        where=store.uri,
         code="stage.damaged",
-        remedy="restore the file from a backup of the stage, together with what else `lockstep stage verify` misses",
+        remedy=_RESTORE,
     )

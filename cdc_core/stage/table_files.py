@@ -55,7 +55,7 @@ class TableFiles:
         return cls(table, manifests, as_of, parts, parts or every)
 
     def needed(self) -> TableFiles:
-        """Those that the table's state needs."""
+        """The files that the table's state needs."""
         parts, described = (
             needed_parts(some, self.manifests, self.table, self.as_of) for some in (self.parts, self.described)
         )
@@ -201,7 +201,7 @@ def later_places(manifests: Sequence[Manifest], moment: AsOf | None) -> Mapping[
 def end_seq(part: StagedPart, later: Mapping[str, Sequence[int]]) -> int | None:
     """From where on the rows of a compacted file are in batches after the moment; None if none of them is.
 
-    later: from AsOf. The windows of the batches in one file follow one another (`apply.compaction`).
+    later: from AsOf. The windows of the batches in one file follow one another (`apply.compact`).
     """
     name = parse_compacted(part.part.path)
     places = later.get(part.source, ())

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.merged_columns import merged_type
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import (
     ABSENT,
@@ -137,6 +138,11 @@ def unified_columns(
                 raise _conflict(table, column.name, schemas)
             columns[column.name.lower()] = known.with_type(common)
     return list(columns.values())
+
+
+def merged_row(table: str, schemas: Sequence[TableSchema], current: Sequence[TableSchema]) -> pa.Schema:
+    """The row columns of merged rows: as unified_columns, with the types that merged rows have."""
+    return pa.schema([pa.field(one.name, merged_type(one.type)) for one in unified_columns(table, schemas, current)])
 
 
 def conflict(schemas: Sequence[TableSchema], current: Sequence[TableSchema] | None = None) -> bool:

@@ -76,7 +76,7 @@ class BatchWriter:
         self._rows = 0
         self._written_bytes = 0
         self._pending_bytes = 0
-        self._began: float | None = None
+        self._begun = False
         self._done = False
         self._finished: set[str] = set()
         self._carried_rows = 0
@@ -100,11 +100,6 @@ class BatchWriter:
         """Bytes written, plus the weight of the rows gathered for the next row groups."""
         return self._written_bytes + self._pending_bytes
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since the first block; 0 before it."""
-        return 0.0 if self._began is None else time.monotonic() - self._began
-
     def redefines(self, block: Block) -> bool:
         """Whether the block's rows have another key than the batch's rows of the table, or a column with a type without
         a common one with theirs."""
@@ -123,8 +118,7 @@ class BatchWriter:
         """
         if self._done or block.begin != self.position or block.source != self._source:
             raise self._wrong(f"A block of {block.source} at {block.begin} does not follow {self.position}.")
-        if self._began is None:
-            self._began = time.monotonic()
+        self._begun = True
         for rows in block.tables:
             if rows.rows.num_rows:
                 part = self._part_of(rows)
@@ -141,7 +135,7 @@ class BatchWriter:
         end: where the batch ends: the end of the last block (any later position for a batch without blocks).
         Raises InternalError (internal.defect), also inside an open transaction, and the store's errors.
         """
-        ends_right = end.position == self.position if self._began is not None else end.position > self.position
+        ends_right = end.position == self.position if self._begun else end.position > self.position
         if self._done or self.open_transaction or not ends_right or end.position == self._begin.position:
             inside = " inside a transaction" if self.open_transaction else ""
             raise self._wrong(f"It cannot end at {end.position}: its blocks end at {self.position}{inside}.")

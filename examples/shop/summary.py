@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import duckdb
+import polars
 import pymysql
+from pyiceberg.catalog import load_catalog
 from rich.console import Console
 from rich.table import Table
 
-from cdc_core.meta import CopyState, LedgerRow, Meta, RunRow, SourceStatus
+from cdc_core.meta import LedgerRow, Meta, RunRow
+from cdc_core.meta.meta_rows import CopyState, SourceStatus
 from cdc_core.model.windows import from_us
+from cdc_core.stage import cuts
 from cdc_core.stage.manifest import chain, verify
 from cdc_core.stage.stores import open_store
 from examples.shop.compare import TableComparison, compare
 from examples.shop.place import PIPELINE, Place
-from examples.shop.tables import LOGICAL, SHARD_DATABASES, SHARD_TABLES, rebuilt, source_tables
+from examples.shop.tables import LAKE, LOGICAL, SHARD_DATABASES, SHARD_TABLES, rebuilt, source_tables
 
 if TYPE_CHECKING:
     from examples.shop.workload import Shop
@@ -82,12 +86,35 @@ def show_next(console: Console, place: Place) -> None:
     console.print(query, style="cyan", markup=False)
     console.print(duckdb.sql(query), markup=False)
     console.print(
+        "All tables of the lake at its newest cut are the shop at one position of its log. Polars reads them:\n"
+    )
+    console.print(_lake_at_a_cut(place))
+    console.print(
         "The table as it is, folded from the files alone:\n"
         f"  [cyan].venv/bin/lockstep stage export {place.pipeline_file.relative_to(place.root.parents[1])} orders "
         "-o /tmp/orders.parquet[/]\n"
         "Airflow's UI with this pipeline, to trigger and backfill by hand:\n"
         "  [cyan]make ui[/]"
     )
+
+
+def _lake_at_a_cut(place: Place) -> Table:
+    """Orders and their customers, joined at the newest cut."""
+    catalog = load_catalog(LAKE, type="sql", uri=place.catalog_url)
+    cut = cuts.newest(open_store(place.stage_uri), LAKE)
+    assert cut is not None  # the replay has made one
+    tables = {
+        one.logical: catalog.load_table(one.name).scan(snapshot_id=one.snapshot).to_polars() for one in cut.tables
+    }
+    found = tables["orders"].join(tables["customers"], left_on="customer_id", right_on="id", how="left")
+    rows = found.group_by("status").agg(orders=polars.len(), customers=polars.col("customer_id").n_unique())
+    (position,) = (str(one.position) for one in cut.sources.values())
+    shown = Table(title=f"Orders at {position}, by `lockstep lake at`", title_justify="left")
+    for name in rows.columns:
+        shown.add_column(name, justify="left" if name == "status" else "right")
+    for row in rows.sort("status").iter_rows():
+        shown.add_row(*(str(value) for value in row))
+    return shown
 
 
 def _staged(console: Console, place: Place) -> bool:

@@ -9,6 +9,8 @@ SOURCE_DATABASE = "shop"
 ORDER_TABLES = 4
 SHARD_DATABASES = 2
 SHARD_TABLES = 2
+LAKE = "lake"
+"""The target of Iceberg tables."""
 REBUILT_DATABASE = "rebuilt"
 """Where the demo's replay goes: one table of each."""
 

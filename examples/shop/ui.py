@@ -44,7 +44,7 @@ def main() -> int:
                 place.airflow_home, place.pipelines, {}, port=port, database=database.url()
             )
             environment = {**os.environ, **airflow_variables}
-            with standalone(environment | connections(source, target), log) as airflow:
+            with standalone(environment | connections(place, source, target), log) as airflow:
                 with console.status("starting Airflow (about half a minute)"):
                     healthy = wait_until_healthy(airflow, port)
                 if not healthy:

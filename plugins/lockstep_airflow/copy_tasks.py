@@ -78,7 +78,7 @@ class CopyPlanOperator(Leaving, BaseOperator):
         self.file = file
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from cdc_core.operations.copy.readmission import readmit
+        from cdc_core.operations.copy.copy_sources import readmit
         from cdc_core.operations.extract.side_by_side import extract_if_free
 
         dry = is_dry_run(context)
@@ -88,17 +88,16 @@ class CopyPlanOperator(Leaving, BaseOperator):
             nullcontext() if dry else exported(ready.pipeline),
             self.working(),
         ):
-            sources, _ = copy_params(context, ready.pipeline)
+            sources, named = copy_params(context, ready.pipeline)
             for source in sources:
                 if dry:
                     continue
-                readmit(
-                    ready,
-                    source,
-                )
-                if not extract_if_free(ready, source) and ready.meta.positions.checkpoint(source) is None:
+                again = readmit(ready, source, named)
+                known = not again and ready.meta.positions.checkpoint(source) is not None
+                if not extract_if_free(ready, source) and not known:
                     raise LeaseHeld(
-                        f"Another extractor reads {source!r} for the first time: its tables are not known yet.",
+                        f"Another extractor reads {source!r}: its tables, or those that it reads again, are not known "
+                        "yet.",
                         where=source,
                         remedy="the next attempt looks again",
                     )
@@ -118,16 +117,13 @@ class CopyPlanOperator(Leaving, BaseOperator):
 
 
 class PipelineSensor(Leaving, BaseSensorOperator):
-    """A task of a pipeline file in mode reschedule: between pokes the worker slot is free."""
+    """A task of a pipeline file in mode reschedule: between pokes the worker slot is free. subject: the source or the
+    target that it is for."""
 
-    def __init__(self, *, file: str, **kwargs: Any) -> None:
+    def __init__(self, *, file: str, subject: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.file = file
-
-    @property
-    def subject(self) -> str:
-        """What of the pipeline it is for."""
-        raise NotImplementedError
+        self.subject = subject
 
     def poke(self, context: Context) -> PokeReturnValue:
         if is_dry_run(context):
@@ -148,25 +144,13 @@ class PipelineSensor(Leaving, BaseSensorOperator):
         raise NotImplementedError
 
 
-class _CopySensor(PipelineSensor):
-    """Of one source."""
-
-    ui_color = "#d7ece2"
-
-    def __init__(self, *, source: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.source = source
-
-    @property
-    def subject(self) -> str:
-        return self.source
-
-
-class CopySensor(_CopySensor):
+class CopySensor(PipelineSensor):
     """Reads the tables to their ends in one poke; further pokes wait for another copier of the source.
 
     XCom: {source, tables, refused}.
     """
+
+    ui_color = "#d7ece2"
 
     def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
         from cdc_core.operations.copy.copier import copier_lease
@@ -179,64 +163,64 @@ class CopySensor(_CopySensor):
             limits = ready.pipeline.snapshot.model_copy(update={"readers": readers})
             ready = replace(ready, pipeline=ready.pipeline.model_copy(update={"snapshot": limits}))
         self._tables(context, ready)
-        with copier_lease(ready, self.source) as lease:
+        with copier_lease(ready, self.subject) as lease:
             tables = self._tables(context, ready)  # the last holder may have copied some
             try:
                 with ready.progress.copying({one.name: one.rows for one in tables}) as report:
-                    refused = read_tables(ready, self.source, tables, lease, report)
+                    refused = read_tables(ready, self.subject, tables, lease, report)
             except OtherServer as error:
-                log.info("%s: extracting first: %s", self.source, error)
-                extract_if_free(ready, self.source, budget_s=DRAIN_S)
+                log.info("%s: extracting first: %s", self.subject, error)
+                extract_if_free(ready, self.subject, budget_s=DRAIN_S)
                 return PokeReturnValue(False)
-        for copy in ready.meta.copies.find(self.source):
+        for copy in ready.meta.copies.find(self.subject):
             if copy.complete:
-                log.info("%s: %s: %s", self.source, copy.table, CopyProgress().text(copy))
-        for table, tried in ready.meta.copies.retries(self.source).items():
-            log.warning("%s: %s: chunks read again: %d. %s", self.source, table, tried.count, tried.error)
+                log.info("%s: %s: %s", self.subject, copy.table, CopyProgress().text(copy))
         for table, reason in refused.items():
-            log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
+            log.warning("%s: %s is not copied: %s %s", self.subject, table, reason.what, reason.remedy)
         return PokeReturnValue(
-            True, {"source": self.source, "tables": len(tables) - len(refused), "refused": len(refused)}
+            True, {"source": self.subject, "tables": len(tables) - len(refused), "refused": len(refused)}
         )
 
     def _tables(self, context: Context, ready: OpenPipeline) -> tuple[PendingTable, ...]:
         """What is to be copied; ends as skipped where nothing is."""
-        tables = _wanted(context, ready, self.source)
+        tables = _wanted(context, ready, self.subject)
         if not tables:
-            raise AirflowSkipException(f"Nothing of {self.source} is to be copied.")
+            raise AirflowSkipException(f"Nothing of {self.subject} is to be copied.")
         return tables
 
 
-class StageCopySensor(_CopySensor):
+class StageCopySensor(PipelineSensor):
     """Extracts, and stages what is read and passed by the chain; waits for the rest. Then it fails if the task before
     it could not copy a table: a run that is green has copied all.
 
     XCom: {source, tables, rows, batches, dropped}; counts are those of the last poke.
     """
 
+    ui_color = "#d7ece2"
+
     def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
         from cdc_core.operations.copy.copier import copier_lease
         from cdc_core.operations.copy.steps import stage_read
         from cdc_core.operations.extract.side_by_side import extract_if_free
 
-        read = [one.table for one in ready.meta.copies.find(self.source) if one.complete]
-        if not read and not ready.meta.copied.decided(self.source):
+        read = [one.table for one in ready.meta.copies.find(self.subject) if one.complete]
+        if not read and not ready.meta.copied.decided(self.subject):
             self._require_copied(context, ready)
-            raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
-        extract_if_free(ready, self.source, budget_s=DRAIN_S)
-        with copier_lease(ready, self.source) as lease:
-            staged = stage_read(ready, self.source, lease)
+            raise AirflowSkipException(f"Nothing of {self.subject} is to be staged.")
+        extract_if_free(ready, self.subject, budget_s=DRAIN_S)
+        with copier_lease(ready, self.subject) as lease:
+            staged = stage_read(ready, self.subject, lease)
         rows = sum(batch.rows for batch in staged.batches)
         for table in staged.tables:
-            log.info("%s: %s is staged with all of its rows", self.source, table)
+            log.info("%s: %s is staged with all of its rows", self.subject, table)
         for table, why in staged.dropped:
-            log.warning("%s: the copy of %s was not staged: %s", self.source, table, why)
+            log.warning("%s: the copy of %s was not staged: %s", self.subject, table, why)
         if staged.waiting is not None:
-            log.info("%s: waiting until %s is extracted", self.source, staged.waiting)
+            log.info("%s: waiting until %s is extracted", self.subject, staged.waiting)
             return PokeReturnValue(False)
         self._require_copied(context, ready)
         counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
-        return PokeReturnValue(True, {"source": self.source, **counts, "dropped": len(staged.dropped)})
+        return PokeReturnValue(True, {"source": self.subject, **counts, "dropped": len(staged.dropped)})
 
     def _require_copied(self, context: Context, ready: OpenPipeline) -> None:
         """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code; or
@@ -246,15 +230,15 @@ class StageCopySensor(_CopySensor):
         ti = context["ti"]
         read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index)
         if read is None:  # it was skipped, as there was nothing to copy, or marked
-            planned = (ti.xcom_pull(task_ids=PLAN) or {}).get("sources", {self.source: 1})
-            left = _wanted(context, ready, self.source) if planned.get(self.source) else ()
+            planned = (ti.xcom_pull(task_ids=PLAN) or {}).get("sources", {self.subject: 1})
+            left = _wanted(context, ready, self.subject) if planned.get(self.subject) else ()
             if left:
-                raise _not_copied(self.source, [one.name for one in left])
+                raise _not_copied(self.subject, [one.name for one in left])
         elif read.get("refused"):
             refused = [
                 Refused(one.what, where=one.where, code=one.code, remedy=one.remedy)
                 for one in ready.meta.failures.find()
-                if one.task == COPY_TABLE and one.subject.startswith(copied_table(self.source, ""))
+                if one.task == COPY_TABLE and one.subject.startswith(copied_table(self.subject, ""))
             ]
             if refused:  # else another copy has read them since
                 raise combined(refused)
@@ -263,7 +247,7 @@ class StageCopySensor(_CopySensor):
         """Airflow's OpenLineage provider asks for it."""
         from lockstep_airflow import lineage
 
-        return lineage.of_copy(self.file, self.source, task_instance.get_template_context())
+        return lineage.of_copy(self.file, self.subject, task_instance.get_template_context())
 
 
 def _not_copied(source: str, tables: Sequence[str]) -> Refused:

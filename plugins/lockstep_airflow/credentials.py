@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -36,28 +36,26 @@ _PROVIDER_SSL = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
 
 
 @contextmanager
-def exported(pipeline: Pipeline, others: Iterable[str] = ()) -> Iterator[None]:
-    """The variables in this process's environment, until the block ends. Raises as `environment` does."""
-    before = dict(os.environ)
-    after = environment(pipeline, others)
-    try:
-        os.environ.update(after)
-        yield
-    finally:
-        for name in after.keys() - before.keys():
-            os.environ.pop(name, None)
-        os.environ.update(before)
-
-
-def environment(pipeline: Pipeline, others: Iterable[str] = ()) -> dict[str, str]:
-    """This process's environment with the connections of all sources and targets of a pipeline, and others.
+def exported(pipeline: Pipeline) -> Iterator[None]:
+    """The environment of this process has the connections of all sources and targets of a pipeline, until the block
+    ends.
 
     Raises UsageError (airflow.connection) for a connection that Airflow does not have, or of another kind.
     """
-    environ = dict(os.environ)
-    for reference in (*pipeline.references, *others):
-        environ.update(_variable(reference))
-    return environ
+    variables: dict[str, str] = {}
+    for reference in pipeline.references:
+        variables.update(_variable(reference))
+    for variable in pipeline.lake_variables:
+        if value := os.environ.get(variable):
+            mask_secret(value)
+    before = dict(os.environ)
+    try:
+        os.environ.update(variables)
+        yield
+    finally:
+        for name in variables.keys() - before.keys():
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _variable(reference: str) -> Mapping[str, str]:
@@ -115,8 +113,8 @@ def _options(extra: Mapping[str, Any], where: str) -> dict[str, str]:
                 f"The Airflow connection has the extra {key!r}, which Lockstep does not know.",
                 where=where,
                 code="airflow.connection",
-                remedy="write ssl_mode, ssl_ca, ssl_cert, ssl_key, ssl_verify_cert, ssl_verify_identity or a time-out "
-                "(connect_timeout, read_timeout, write_timeout), in small letters; a socket cannot be used",
+                remedy="write ssl_mode, ssl_ca, ssl_cert, ssl_key or a time-out (connect_timeout, read_timeout, "
+                "write_timeout), in small letters; a socket cannot be used",
             )
     nested = extra.get("ssl", {})
     if isinstance(nested, str):

@@ -25,6 +25,7 @@ from cdc_core.operations.cutover.planning import plan
 from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.process.account import settled
 from cdc_core.process.leaving import leave_on_signals
+from cdc_core.process.quiet_libraries import quiet_libraries
 from spark_jobs.driver import Driver
 
 if TYPE_CHECKING:
@@ -50,12 +51,11 @@ def main(verb: str, file: str, target: str = "") -> None:
     os.environ.update(settled(os.environ))
     leave_on_signals()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
-    for noisy in ("alembic", "botocore", "urllib3", "numba", "py4j", "great_expectations"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    quiet_libraries()
     try:
         pipeline = config.load(Path(file))
         with (
-            open_pipeline(pipeline, os.environ) as ready,
+            open_pipeline(pipeline) as ready,
             Driver(pipeline, ready.store, master=pipeline.spark.master) as spark,
             work_of(ready, spark, Path(file), target or None) as work,
         ):

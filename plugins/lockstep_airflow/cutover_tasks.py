@@ -10,12 +10,14 @@ meanwhile, a retry begins no other.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +29,7 @@ from cdc_core import config
 from cdc_core.errors import RetryLater, RolledBack, from_text
 from cdc_core.model.windows import CLOCK_TOLERANCE_US, to_us
 from lockstep_airflow.airflow_failures import as_airflow_failures
-from lockstep_airflow.credentials import environment
-from lockstep_airflow.parent_death import die_with_parent
+from lockstep_airflow.credentials import exported
 from lockstep_airflow.run_context import asked_at
 from lockstep_airflow.window import DIRECTION, REHEARSE, TARGET
 
@@ -40,20 +41,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 THERE, BACK = "there", "back"
+_PR_SET_PDEATHSIG = 1
+# Loaded here, not between fork and exec.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class CutoverOperator(BaseOperator):
     """Does a step of a cutover. XCom: its document, that of the command of `lockstep cutover` (docs/cli.md).
 
-    step: plan, rehearse or switch. back_file: of the pipeline that carries changes back.
+    step: plan, rehearse or switch.
     """
 
     ui_color = "#fbe9d0"
 
-    def __init__(self, *, file: str, back_file: str, step: str, **kwargs: Any) -> None:
+    def __init__(self, *, file: str, step: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.file = file
-        self.back_file = back_file
         self.step = step
         self._process: subprocess.Popen[bytes] | None = None
         self._told = False
@@ -71,26 +74,28 @@ class CutoverOperator(BaseOperator):
         if self.step == "rehearse" and not params.get(REHEARSE, True):
             raise AirflowSkipException("The form asks for no rehearsal.")
         with as_airflow_failures(f"cutover: {self.step}"):
-            pipeline = config.load(Path(self.file))
+            there = Path(self.file)
+            file = config.back_file(there) if back else there
             ti = context["ti"]
             if self.step == "switch" and ti.try_number > ti.max_tries - (self.retries or 0) + 1:  # of this clear
-                _require_not_ended(config.load(Path(self.back_file)) if back else pipeline, asked_at(context))
-            return self._run(self._arguments(back, params.get(TARGET)), environment(pipeline))
+                _require_not_ended(config.load(file), asked_at(context))
+            verb = ("back" if back else "run") if self.step == "switch" else self.step
+            chosen = [str(params[TARGET])] if params.get(TARGET) and not back else []
+            with exported(config.load(there)):
+                return self._run([verb, str(file), *chosen])
 
-    def _arguments(self, back: bool, target: str | None) -> list[str]:
-        if back:
-            return ["back" if self.step == "switch" else self.step, self.back_file]
-        chosen = [target] if target else []
-        return ["run" if self.step == "switch" else self.step, self.file, *chosen]
-
-    def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    def _run(self, arguments: Sequence[str]) -> dict[str, Any]:
         """The document of the process, whose notes go to the task's log. Raises the error that it says."""
         command = [sys.executable, "-m", "lockstep_airflow.cutover_process", *arguments]
         with tempfile.TemporaryFile() as answer:
             self._process = subprocess.Popen(
-                command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.PIPE,
-                start_new_session=True, preexec_fn=die_with_parent,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=answer,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
             if self._told:  # while it was started
                 self._process.terminate()
             with self._process as process:
@@ -113,6 +118,13 @@ class CutoverOperator(BaseOperator):
             )
         document: dict[str, Any] = json.loads(text)
         return document
+
+
+def _die_with_parent() -> None:
+    """The kernel sends SIGTERM when the parent dies: Airflow retries a task that was killed, and its process must not
+    continue beside that of the retry."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _require_not_ended(pipeline: Pipeline, since: datetime) -> None:

@@ -36,7 +36,7 @@ from openlineage.client.facet_v2 import (
 )
 
 from cdc_core import config
-from cdc_core.config import Pipeline, Target
+from cdc_core.config import IcebergTarget, Pipeline, Target
 from cdc_core.meta import BatchRow, Meta
 from cdc_core.model.run_plan import LedgerEntry, RunPlan
 from cdc_core.model.schema import TableSchema
@@ -50,7 +50,7 @@ from cdc_core.stage.layout import table_prefix
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.targets.reading.sharding import shard_tables
-from lockstep_airflow.credentials import environment
+from lockstep_airflow.credentials import exported
 from lockstep_airflow.run_context import asked_at, is_dry_run, run_name, window_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def of_extract(file: str, source: str, context: Context) -> Lineage:
             if not one.copied
             and (one.created_us >= asked_us if window.open else window.start_us <= one.window_start_us < window.end_us)
         ]
-        return _staged(pipeline, source, meta, batches, environment(pipeline))
+        return _staged(pipeline, source, meta, batches)
 
 
 def of_copy(file: str, source: str, context: Context) -> Lineage:
@@ -102,7 +102,7 @@ def of_copy(file: str, source: str, context: Context) -> Lineage:
     with _opened(file) as (pipeline, meta, _):
         asked_us = to_us(asked_at(context))
         batches = [one for one in meta.batches.find(source) if one.copied and one.created_us >= asked_us]
-        return _staged(pipeline, source, meta, batches, environment(pipeline))
+        return _staged(pipeline, source, meta, batches)
 
 
 def of_spark_job(file: str, job: str, target: str, context: Context) -> Lineage:
@@ -112,7 +112,7 @@ def of_spark_job(file: str, job: str, target: str, context: Context) -> Lineage:
         return OperatorLineage()
     with _opened(file) as (pipeline, meta, store):
         plan = load(meta, store, run_name(context, pipeline))
-        return _checked(pipeline, plan, target, store, environment(pipeline))
+        return _checked(pipeline, plan, target, store)
 
 
 def of_commit(file: str, target: str, context: Context) -> Lineage:
@@ -120,21 +120,19 @@ def of_commit(file: str, target: str, context: Context) -> Lineage:
     with _opened(file) as (pipeline, meta, store):
         plan = load(meta, store, run_name(context, pipeline))
         ledger = [row.entry for row in meta.ledgers.find(plan.run_id, target)]
-        return _committed(pipeline, plan, target, ledger, environment(pipeline))
+        return _committed(pipeline, plan, target, ledger)
 
 
 @contextmanager
 def _opened(file: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
     pipeline = config.load(Path(file))
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
+    with exported(pipeline), Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         yield pipeline, meta, open_stage(pipeline.stage)
 
 
-def _staged(
-    pipeline: Pipeline, source: str, meta: Meta, batches: Sequence[BatchRow], environ: Mapping[str, str]
-) -> Lineage:
+def _staged(pipeline: Pipeline, source: str, meta: Meta, batches: Sequence[BatchRow]) -> Lineage:
     # Whether the source compares names in lower case is not asked for here: rather a column too many counts as masked.
-    capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=True)
+    capture = Capture(pipeline.tables, pipeline.routes, lower_case=True)
     files = meta.batches.files([one.batch_id for one in batches])
     schemas = meta.schemas.find(sorted({one.schema_id for of_batch in files.values() for one in of_batch}))
     written: dict[str, _Written] = {}
@@ -147,7 +145,7 @@ def _staged(
             schema = schemas.get(one.schema_id)
             if schema is not None and table.schemas.get(schema.name, (-1, schema))[0] <= one.max_seq:
                 table.schemas[schema.name] = one.max_seq, schema
-    server = _server(pipeline.source(source).connections[0], environ)
+    server = _server(pipeline.source(source).connections[0])
     inputs: dict[str, InputDataset] = {}
     outputs = []
     for logical, table in sorted(written.items()):
@@ -174,9 +172,7 @@ def _staged(
     return OperatorLineage(inputs=[inputs[name] for name in sorted(inputs)], outputs=outputs)
 
 
-def _committed(
-    pipeline: Pipeline, plan: RunPlan, target: str, ledger: Iterable[LedgerEntry], environ: Mapping[str, str]
-) -> Lineage:
+def _committed(pipeline: Pipeline, plan: RunPlan, target: str, ledger: Iterable[LedgerEntry]) -> Lineage:
     inputs, outputs = [], []
     by_name = {one.table: one for one in plan.merge_set(plan.target(target).merge_set).tables}
     for entry in sorted(ledger, key=lambda one: one.table):
@@ -189,12 +185,12 @@ def _committed(
         inputs.append(InputDataset(staged.namespace, staged.name, inputFacets={"inputStatistics": read}))
         statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.written)
         outputs.append(
-            _output(target_name(pipeline, pipeline.target(target), entry.table, environ), schemas, columns, statistics)
+            _output(target_name(pipeline, pipeline.target(target), entry.table), schemas, columns, statistics)
         )
     return OperatorLineage(inputs=inputs, outputs=outputs)
 
 
-def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore, environ: Mapping[str, str]) -> Lineage:
+def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore) -> Lineage:
     found: dict[str, list[Mapping[str, Any]]] = {"staged": [], "merged": [], "target": []}
     own: list[Mapping[str, Any]] = []
     for path in [one.path for one in store.list(f"{plan.quality_folder(target)}/") if one.path.endswith(".json")]:
@@ -206,7 +202,7 @@ def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore,
     inputs = []
     for table in sorted(one.table for one in plan.merge_set(plan.target(target).merge_set).tables):
         before = [*found["staged"], *found["merged"], *(one for one in own if one["table"] == table)]
-        there = target_name(pipeline, pipeline.target(target), table, environ)
+        there = target_name(pipeline, pipeline.target(target), table)
         for name, verdicts in ((staged_name(pipeline, table), before), (there, found["target"])):
             if verdicts:
                 inputs.append(InputDataset(name.namespace, name.name, inputFacets=_assertions(verdicts)))
@@ -220,18 +216,20 @@ def staged_name(pipeline: Pipeline, logical: str) -> Name:
     return Name("file", folder) if parts.scheme == "file" else Name(f"s3://{parts.netloc}", folder.lstrip("/"))
 
 
-def target_name(pipeline: Pipeline, target: Target, logical: str, environ: Mapping[str, str]) -> Name:
+def target_name(pipeline: Pipeline, target: Target, logical: str) -> Name:
     """Of a table of a target. Raises UsageError (config.unset, config.invalid)."""
-    places = [
-        Name(_server(target.connections[one.connection], environ), one.name) for one in shard_tables(target, logical)
-    ]
+    if isinstance(target, IcebergTarget):
+        from cdc_core.lake.catalogs import identifier, name_of
+
+        return Name(f"iceberg://{target.name}", name_of(identifier(target, logical)))
+    places = [Name(_server(target.connections[one.connection]), one.name) for one in shard_tables(target, logical)]
     if len(places) == 1:
         return places[0]
     return Name(f"lockstep://{pipeline.pipeline}", f"{target.name}.{logical}", tuple(places))
 
 
-def _server(reference: str, environ: Mapping[str, str]) -> str:
-    server = resolve(reference, environ)
+def _server(reference: str) -> str:
+    server = resolve(reference)
     return f"mysql://{server.host}:{server.port}"
 
 

@@ -7,23 +7,20 @@ when it runs.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
 
-from cdc_core.config import MOST_READERS, WAY_BACK_SUFFIX
+from cdc_core.config import MOST_READERS
 from lockstep_airflow.copy_tasks import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
 from lockstep_airflow.cutover_tasks import BACK, THERE, CutoverOperator
 from lockstep_airflow.extract_sensor import ExtractSensor
-from lockstep_airflow.reshard_tasks import ReshardOperator
 from lockstep_airflow.run_tasks import (
     CommitOperator,
     CompactOperator,
     PlanOperator,
     PurgeOperator,
-    ReadmitOperator,
     ReplayPlanOperator,
     SparkJobOperator,
     SweepOperator,
@@ -35,22 +32,17 @@ from lockstep_airflow.verify_tasks import RepairSensor, VerifySensor
 from lockstep_airflow.window import (
     ABANDON,
     ACCEPT,
-    CONNECTIONS,
-    DATABASE,
     DIRECTION,
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
-    LAYOUT,
     MODE,
     READERS,
     REHEARSE,
     REPAIR,
     REQUEUE,
     RESTART,
-    SHARDS,
     SOURCE,
-    TABLE,
     TABLES,
     TARGET,
     TARGETS,
@@ -62,7 +54,7 @@ MAX_RETRY_DELAY = timedelta(minutes=10)
 # Without catchup it only has to be in the past; a constant, so that a DAG is the same each time it is parsed.
 START_DATE = datetime.fromisoformat("2020-01-01T00:00:00+00:00")
 _TEXTS: dict[str, Any] = {"type": ["null", "array"], "items": {"type": "string"}}
-"""Of a Param: a list of texts, or nothing."""
+"""The schema of a Param that is a list of texts, or nothing."""
 
 
 def render(spec: DagSpec) -> DAG:
@@ -99,17 +91,19 @@ def asset_alias(pipeline: str, target: str) -> str:
 def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
     common: dict[str, Any] = {key: value for key, value in place.items() if value is not None}
     common |= {"task_id": task.name, "doc_md": task.doc}
-    waits: dict[str, Any] = {
-        "mode": "reschedule", "poke_interval": spec.airflow.poke_interval_s, "timeout": spec.airflow.timeout_s,
-    }  # fmt: skip
+    waits = {"poke_interval": spec.airflow.poke_interval_s, "timeout": spec.airflow.timeout_s}
+
+    def mapped(sensor: Any, **options: Any) -> Any:
+        options |= {"file": spec.file, "mode": "reschedule", "map_index_template": "{{ task.subject }}"}
+        return sensor.partial(**waits, **options, **common).expand(subject=list(task.sources))
+
     match task.kind:
         case TaskKind.EXTRACT:
             return ExtractSensor.partial(
                 file=spec.file,
                 mode=spec.airflow.sensor,
-                poke_interval=spec.airflow.poke_interval_s,
-                timeout=spec.airflow.timeout_s,
                 map_index_template="{{ task.source }}",
+                **waits,
                 **common,
             ).expand(source=list(task.sources))
         case TaskKind.PLAN:
@@ -121,47 +115,22 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
         case TaskKind.COPY_PLAN:
             return CopyPlanOperator(file=spec.file, **common)
         case TaskKind.COPY | TaskKind.STAGE_COPY:
-            sensor = CopySensor if task.kind is TaskKind.COPY else StageCopySensor
-            return sensor.partial(
-                file=spec.file,
-                **waits,
-                map_index_template="{{ task.source }}",
-                # A source with nothing to copy is skipped, and the others are not.
-                trigger_rule="none_failed",
-                **common,
-            ).expand(source=list(task.sources))
+            # A source with nothing to copy is skipped, and the others are not.
+            return mapped(CopySensor if task.kind is TaskKind.COPY else StageCopySensor, trigger_rule="none_failed")
         case TaskKind.VERIFY:
-            return VerifySensor.partial(
-                file=spec.file,
-                **waits,
-                map_index_template="{{ task.target }}",
-                **common,
-            ).expand(target=list(task.sources))
+            return mapped(VerifySensor)
         case TaskKind.REPAIR:
-            return RepairSensor.partial(
-                file=spec.file,
-                connection=spec.spark_connection,
-                **waits,
-                map_index_template="{{ task.target }}",
-                # It looks itself whether its own target was verified: another target's failure must not stop it.
-                trigger_rule="all_done",
-                **common,
-            ).expand(target=list(task.sources))
+            # It looks itself whether its own target was verified: another target's failure must not stop it.
+            return mapped(RepairSensor, connection=spec.spark_connection, trigger_rule="all_done")
         case TaskKind.PURGE:
             return PurgeOperator(file=spec.file, **common)
         case TaskKind.COMPACT:
             return CompactOperator(file=spec.file, **common)
         case TaskKind.SWEEP:
             return SweepOperator(file=spec.file, **common)
-        case TaskKind.READMIT:
-            return ReadmitOperator(file=spec.file, **common)
-        case TaskKind.RESHARD:
-            return ReshardOperator(file=spec.file, step=task.name, connection=spec.spark_connection, **common)
         case TaskKind.CUTOVER:
-            file = Path(spec.file)
             return CutoverOperator(
                 file=spec.file,
-                back_file=str(file.with_name(f"{file.stem}{WAY_BACK_SUFFIX}{file.suffix}")),
                 step=task.name,
                 # A task that the form leaves out is skipped, and those after it are not.
                 trigger_rule="none_failed" if task.name == REHEARSE_TASK else "all_success",
@@ -304,8 +273,8 @@ def _copy_params(spec: DagSpec) -> dict[str, Param]:
             None,
             **_TEXTS,
             title="Tables",
-            description="database.table of the source, to copy them whether rows are missing or not. Empty: each "
-            "captured table that lacks rows from before its capture.",
+            description="database.table of the source, to copy them whether rows are missing or not; an isolated one "
+            "is captured again. Empty: each captured table that lacks rows from before its capture.",
         ),
         READERS: Param(
             None,
@@ -329,19 +298,6 @@ def _purge_params(spec: DagSpec) -> dict[str, Param]:
         DRY_RUN: Param(
             False, type="boolean", title="Dry run", description="List what would be done. Writes and deletes nothing."
         )
-    }
-
-
-def _readmit_params(spec: DagSpec) -> dict[str, Param]:
-    sources = list(spec.tasks[0].sources)
-    return {
-        SOURCE: Param(sources[0], type="string", enum=sources, title="Source"),
-        TABLE: Param(
-            type="string",
-            title="Table",
-            description="The isolated table, as database.table. First fix the cause. Then copy the table (`lockstep "
-            "snapshot`): changes logged while it was isolated were not staged.",
-        ),
     }
 
 
@@ -384,48 +340,6 @@ def _verify_params(spec: DagSpec) -> dict[str, Param]:
     }
 
 
-def _reshard_params(spec: DagSpec) -> dict[str, Param]:
-    params = {
-        LAYOUT: Param(
-            type="string",
-            pattern="^[1-9][0-9]*x[1-9][0-9]*$",
-            title="Layout",
-            description="Databases x tables in each of them, as in 16x16.",
-        ),
-        DATABASE: Param(
-            None,
-            type=["null", "string"],
-            title="Database",
-            description="Template of the new databases' names, as in shop16_{d:02d}. Empty: the old one's, with the "
-            "layout.",
-        ),
-        CONNECTIONS: Param(
-            None,
-            **_TEXTS,
-            title="Connections",
-            description="Servers of the new databases, as in airflow:shards: one, or one for each database. Empty: "
-            "the old one.",
-        ),
-        SHARDS: Param(
-            None,
-            type=["null", "string"],
-            pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
-            title="Former shards",
-            description="After a cutover: only these shards, as in 0-7,12, by a pipeline of their own. Empty: all of "
-            "them.",
-        ),
-    }
-    if len(spec.targets) > 1:
-        params[TARGET] = Param(
-            None,
-            type=["null", "string"],
-            enum=[None, *spec.targets],
-            title="Target",
-            description="The target that has the rows now. Empty: the only one besides the new one.",
-        )
-    return params
-
-
 def _cutover_params(spec: DagSpec) -> dict[str, Param]:
     params = {
         DIRECTION: Param(
@@ -463,14 +377,12 @@ _BODY = (
 
 
 _PARAMS = {
-    TaskKind.RESHARD: _reshard_params,
     TaskKind.CUTOVER: _cutover_params,
     TaskKind.VERIFY: _verify_params,
     TaskKind.EXTRACT: _params,
     TaskKind.COPY_PLAN: _copy_params,
     TaskKind.REPLAN: _replay_params,
     TaskKind.PURGE: _purge_params,
-    TaskKind.READMIT: _readmit_params,
 }
 """The trigger form of a DAG, by its first task."""
 
@@ -484,18 +396,8 @@ def _about(spec: DagSpec) -> str:
             "`lockstep cutover status` shows each step; `lockstep cutover complete` ends the time in which the "
             "application can go back."
         )
-    if spec.tasks[0].kind is TaskKind.RESHARD:
-        return (
-            f"Pipeline `{spec.pipeline}`: {spec.description}. Started by hand.\n\n"
-            "Before a cutover, the new target is another one of this pipeline, whose runs continue meanwhile, and feed "
-            "it from the end of `fill` on. After one, `fill` writes another pipeline, whose DAGs copy, verify and "
-            "switch. Any task can be killed, retried or cleared: it continues. `lockstep reshard status` shows how far "
-            "it is."
-        )
     if spec.tasks[0].kind is TaskKind.PURGE:
         return f"{spec.description}. {spec.tasks[0].doc} Each source keeps its newest batch."
-    if spec.tasks[0].kind is TaskKind.READMIT:
-        return f"Pipeline `{spec.pipeline}`: {spec.tasks[0].doc} Triggered by hand."
     if spec.tasks[0].kind is TaskKind.VERIFY:
         started = f"Started at `{spec.schedule}` (UTC), or by hand." if spec.schedule else "Started by hand."
         return (

@@ -25,7 +25,6 @@ from lockstep_airflow.window import (
     REQUEUE,
     RESTART,
     SOURCE,
-    TABLE,
     TABLES,
     TARGET,
     TARGETS,
@@ -94,12 +93,6 @@ def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: Object
     )
 
 
-def isolated_of(context: Context) -> tuple[str, str]:
-    """Source and table that a run of the readmit DAG names."""
-    params = _params(context)
-    return str(params.get(SOURCE) or ""), str(params.get(TABLE) or "")
-
-
 def copy_params(context: Context, pipeline: Pipeline) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Sources that a run of the snapshot DAG is for, and the tables that it names, none for all that are pending.
 
@@ -152,9 +145,12 @@ def verify_params(context: Context, pipeline: Pipeline) -> Asked:
     tables = tuple(dict.fromkeys(params.get(TABLES) or ()))
     repair = params.get(REPAIR)
     return Asked(
-        chosen, tables, str(params.get(MODE) or pipeline.verify.mode), bool(params.get(RESTART)),
+        chosen,
+        tables,
+        str(params.get(MODE) or pipeline.verify.mode),
+        bool(params.get(RESTART)),
         pipeline.verify.repair if repair is None else bool(repair),
-    )  # fmt: skip
+    )
 
 
 def accepted_of(context: Context, pipeline: Pipeline, source: str) -> tuple[tuple[str, int], ...]:

@@ -25,7 +25,6 @@ from lockstep_airflow.links import LedgerLink
 from lockstep_airflow.run_context import (
     asked_at,
     is_dry_run,
-    isolated_of,
     run_name,
     selection_of,
     targets_of,
@@ -89,14 +88,19 @@ class PlanOperator(_PipelineOperator, SkipMixin):
                 raise
             none = [target for target, batches in planned["targets"].items() if not batches]
             left = self._left(context, ready, none)
+            unsound = [] if dry else self._unsound(ready, none)
+            if unsound and len(none) == len(planned["targets"]):
+                raise unsound[0]
         for target, batches in planned["targets"].items():
             if batches:
                 log.info("%s: %d batches to apply", target, batches)
             elif left.get(target):
                 log.warning(
                     "%s: a run of this name has committed it before, and takes nothing more; %d batches that were "
-                    "staged since are left to the next run", target, left[target],
-                )  # fmt: skip
+                    "staged since are left to the next run",
+                    target,
+                    left[target],
+                )
             else:
                 log.info("%s: nothing to apply, every staged batch in range is already consumed", target)
         idle = [target for target in self.target_tasks if not planned["targets"].get(target)]
@@ -118,24 +122,35 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         view = ready.meta.plans.find(run_name(context, ready.pipeline), sources, targets, bounds)
         return {target: len(view.pending[target]) for target in view.closed}
 
+    def _unsound(self, ready: OpenPipeline, idle: Sequence[str]) -> list[LockstepError]:
+        """What is wrong with the targets that the run has nothing for. Their commit, which would ask them, is skipped;
+        it is kept in meta, and fails a run that has nothing for any target."""
+        from cdc_core.operations.apply.commit import require_sound
+
+        errors: list[LockstepError] = []
+        with exported(ready.pipeline):
+            for target in idle:
+                try:
+                    require_sound(ready, target)
+                except LockstepError as error:
+                    log.error("%s: %s", target, error)
+                    errors.append(error)
+        return errors
+
     def _keep(self, ready: OpenPipeline, error: LockstepError) -> None:
-        """Records why nothing could be planned, until a plan succeeds."""
-        try:
-            ready.meta.failures.keep("plan", "", error)
-        except LockstepError as unkept:
-            log.warning("plan: this failure could not be kept in meta: %s", unkept)
+        from cdc_core.operations.pipeline_run import keep_failure
+
+        keep_failure(ready, "plan", "", error)
 
     def _plan(self, context: Context, ready: OpenPipeline) -> dict[str, Any]:
         from cdc_core.operations.apply.plan import plan
-        from cdc_core.operations.repair.reverse_query import look_up
+        from cdc_core.operations.pipeline_run import ask_sources
 
         pipeline = ready.pipeline
         window, targets = window_of(context, pipeline), targets_of(context, pipeline)
-        if window.open and pipeline.reverse_query is not None:
-            # Not in the run of an interval: it must not have rows of a later one, nor need the source.
+        if window.open:
             with exported(pipeline):
-                for line in look_up(ready, targets).notes:
-                    log.info("%s", line)
+                ask_sources(ready, targets)
         made = plan(
             ready,
             window=None if window.open else (window.start_us, window.end_us),
@@ -174,6 +189,10 @@ class ReplayPlanOperator(PlanOperator):
         """A replay leaves nothing to others."""
         return {}
 
+    def _unsound(self, ready: OpenPipeline, idle: Sequence[str]) -> list[LockstepError]:
+        """A replay may be what mends the target."""
+        return []
+
     def _keep(self, ready: OpenPipeline, error: LockstepError) -> None:
         """A replay is started by hand: a failure to plan it says nothing about the pipeline."""
 
@@ -211,11 +230,8 @@ def _planned(ready: OpenPipeline, made: RunPlan, window: str) -> dict[str, Any]:
     from cdc_core.operations.target_tables import require_any_ready
 
     with exported(ready.pipeline):
-        require_no_loops(ready.pipeline, made, ready.environ)
-        for target, error in require_any_ready(
-            ready,
-            made,
-        ).items():
+        require_no_loops(ready.pipeline, made)
+        for target, error in require_any_ready(ready, made).items():
             log.error("%s: %s", target, error)
     return {
         "run_id": made.run_id,
@@ -289,19 +305,6 @@ class SweepOperator(_PipelineOperator):
         return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
 
 
-class ReadmitOperator(_PipelineOperator):
-    """Has an isolated table captured again, while no extractor is running: until then it is retried."""
-
-    def execute(self, context: Context) -> None:
-        from cdc_core.stage import isolated
-
-        with as_airflow_failures("readmit"), self.open_pipeline(context) as ready:
-            source, table = isolated_of(context)
-            with ready.meta.leases.held(source, ready.holder, ready.pipeline.limits.lease_s):
-                isolated.clear(ready.store, source, table)
-        log.info("%s is captured again, from the position where %s continues", table, source)
-
-
 class _RunOperator(_PipelineOperator):
     """Works on the plan that the plan task registered.
 
@@ -322,8 +325,9 @@ class _RunOperator(_PipelineOperator):
 
         If other runs have taken over the run's batches, the task ends as skipped: they commit them."""
         from cdc_core.operations.apply.commit import taken_over
-        from cdc_core.operations.apply.layout_guard import require_layouts
         from cdc_core.operations.apply.plan import load
+        from cdc_core.operations.apply.table_rules import require_layouts
+        from cdc_core.operations.pipeline_run import keep_failure
 
         self._skip_without_batches(context)
         with as_airflow_failures(doing), self.open_pipeline(context) as ready:
@@ -332,21 +336,14 @@ class _RunOperator(_PipelineOperator):
                 plan = load(ready.meta, ready.store, run_id)
                 if not any(one.batches for one in plan.targets if self.target in ("", one.target)):
                     raise AirflowSkipException(self._nothing)
-                require_layouts(ready, plan)
+                require_layouts(ready.pipeline, plan)
                 reason = taken_over(ready.meta, plan, self.target)
                 if reason:
                     raise AirflowSkipException(reason)
                 yield ready, plan
             except LockstepError as error:
-                self._record(ready, run_id, error)
+                keep_failure(ready, "run", run_id, error, self.target or None)
                 raise
-
-    def _record(self, ready: OpenPipeline, run_id: str, error: LockstepError) -> None:
-        try:
-            ready.meta.runs.record_failure(run_id, str(error), target=self.target or None)
-            ready.meta.failures.keep("run", run_id, error)
-        except LockstepError as unrecorded:
-            log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
 
     def _skip_without_batches(self, context: Context) -> None:
         """A task that is cleared by hand, for a target that had nothing in this run, ends as skipped."""
@@ -384,17 +381,9 @@ class SparkJobOperator(_RunOperator):
             driver_of(self.connection, ready.pipeline, ready.store) as spark,
         ):
             if self.job == FILTER.name:
-                from cdc_core.operations.check.check_targets import require_target
+                from cdc_core.operations.target_tables import require_ready
 
-                require_target(
-                    ready,
-                    plan,
-                    self.target,
-                )
-            if self.job == WRITE.name:
-                from cdc_core.operations.apply.layout_guard import note_layouts
-
-                note_layouts(ready, plan, self.target)
+                require_ready(ready, plan, self.target)
             for job in self._jobs(plan):
                 spark.submit(job)
             if self.job == WRITE.name:
@@ -428,30 +417,28 @@ class CommitOperator(_RunOperator):
     """
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from cdc_core.operations.apply.commit import commit, require_gates_closed
+        from cdc_core.operations.apply.commit import commit, require_sound
 
         doing = f"commit {self.target}"
         with self.planned(context, doing) as (ready, plan), exported(ready.pipeline):
-            summary = commit(
-                ready,
-                plan,
-                self.target,
-            )
+            summary = commit(ready, plan, self.target)
             metrics.committed(ready.name, summary)
             positions = _positions(ready.meta, plan, self.target)
         for one in summary.tables:
             log.info(
                 "%s: %d changes staged: %d written, %d stale, %d absent already, %d superseded, %d quarantined",
-                one.table, one.staged_rows + one.key_changes, one.written, one.stale, one.absent, one.superseded,
+                one.table,
+                one.staged_rows + one.key_changes,
+                one.written,
+                one.stale,
+                one.absent,
+                one.superseded,
                 one.quarantined,
-            )  # fmt: skip
+            )
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
         self._publish(context, summary, positions)
         with as_airflow_failures(doing), self.open_pipeline(context) as ready, exported(ready.pipeline):
-            require_gates_closed(
-                ready,
-                self.target,
-            )
+            require_sound(ready, self.target, replay=plan.replay)
         return summary.to_json()
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:

@@ -8,9 +8,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
     cdc_<pipeline>_snapshot  plan ─► copy[source] ─► stage[source]
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
     cdc_<pipeline>_retention purge ─► [compact] ─► sweep
-    cdc_<pipeline>_readmit   readmit
     cdc_<pipeline>_verify    verify[target] ─► repair[target]
-    cdc_<pipeline>_reshard   plan ─► fill ─► verify
     cdc_<pipeline>_cutover   plan ─► rehearse ─► approve ─► switch
 """
 
@@ -28,7 +26,6 @@ PLAN = PLAN_TASK.name
 PURGE = "purge"
 COMPACT = "compact"
 SWEEP = "sweep"
-READMIT = "readmit"
 COPY = "copy"
 STAGE = "stage"
 VERIFY = "verify"
@@ -36,7 +33,6 @@ REPAIR = "repair"
 REHEARSE = "rehearse"
 APPROVE = "approve"
 SWITCH = "switch"
-FILL = "fill"
 
 
 PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lockstep:housekeeping"
@@ -60,8 +56,6 @@ class TaskKind(StrEnum):
     """Joins the staged files of closed days or windows into one file per table."""
     SWEEP = "sweep"
     """Removes what killed extractions left on the stage."""
-    READMIT = "readmit"
-    """Has an isolated table captured again."""
     START_COPY = "start_copy"
     """Starts the snapshot DAG if a copy is due."""
     COPY_PLAN = "copy_plan"
@@ -74,8 +68,6 @@ class TaskKind(StrEnum):
     """Compares targets with the sources; a sensor, mapped over the targets."""
     REPAIR = "repair"
     """Repairs what the verification of a target found; a sensor, mapped over the targets."""
-    RESHARD = "reshard"
-    """Gives a target a new layout, step by step; its name says which step."""
     CUTOVER = "cutover"
     """Does a step of a cutover, which its name says."""
     APPROVE = "approve"
@@ -160,14 +152,11 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
     """All DAGs of a pipeline file."""
     replay = (replay_spec(pipeline, file),) if pipeline.targets else ()
     retention = (retention_spec(pipeline, file, pipeline.retention.schedule),) if pipeline.retention else ()
-    readmit = (readmit_spec(pipeline, file),) if pipeline.tables.on_unreadable != "stop" else ()
     verify = (verify_spec(pipeline, file),) if pipeline.targets else ()
-    sharded = any(rule.sharding for target in pipeline.targets for rule in target.tables.values())
-    reshard = (reshard_spec(pipeline, file),) if sharded else ()
     # The way back, whose file has the command as well, is led by the DAG of the way there.
     moves = pipeline.targets and pipeline.cutover.switch_with and not pipeline.pipeline.endswith(WAY_BACK_SUFFIX)
     cutover = (cutover_spec(pipeline, file),) if moves else ()
-    others = (*replay, *retention, *readmit, *verify, *reshard, *cutover)
+    others = (*replay, *retention, *verify, *cutover)
     return (dag_spec(pipeline, file), snapshot_spec(pipeline, file), *others)
 
 
@@ -243,15 +232,6 @@ def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
     )
 
 
-def readmit_spec(pipeline: Pipeline, file: Path) -> DagSpec:
-    """The DAG `cdc_<pipeline>_readmit`, of a pipeline that isolates tables."""
-    sources = tuple(source.name for source in pipeline.sources)
-    doc = "Captures an isolated table again, from the next extraction on. Then copy the table (`lockstep snapshot`)."
-    tasks = [TaskSpec(TaskKind.READMIT, READMIT, (), doc, sources=sources)]
-    description = f"Readmit isolated tables of {pipeline.pipeline}"
-    return _spec(pipeline, file, f"{dag_id_of(pipeline.pipeline)}_readmit", description, None, (), tasks, BY_HAND)
-
-
 def verify_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     """The DAG `cdc_<pipeline>_verify`: targets compared with the sources, beside all other runs."""
     targets = tuple(target.name for target in pipeline.targets)
@@ -273,26 +253,6 @@ def verify_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     dag_id = f"{dag_id_of(pipeline.pipeline)}_verify"
     schedule = pipeline.verify.schedule
     return _spec(pipeline, file, dag_id, description, schedule, targets, tasks, HOUSEKEEPING if schedule else BY_HAND)
-
-
-def reshard_spec(pipeline: Pipeline, file: Path) -> DagSpec:
-    """The DAG `cdc_<pipeline>_reshard`, of a pipeline that has a target with shards."""
-    targets = tuple(target.name for target in pipeline.targets)
-    planned = "Shows what would be written, and fails if something speaks against it. Writes nothing."
-    filled = (
-        "Adds a target with the new layout to the pipeline file, and fills it from the stage, without reading a source "
-        "or the old shards. If a cutover has led the application to the shards, it writes the pipeline that moves "
-        "them, beside this one."
-    )
-    verified = "Compares every row of the new target with the sources. Left out if those are the shards."
-    tasks = [
-        TaskSpec(TaskKind.RESHARD, PLAN, (), planned),
-        TaskSpec(TaskKind.RESHARD, FILL, (PLAN,), filled),
-        TaskSpec(TaskKind.RESHARD, VERIFY, (FILL,), verified),
-    ]
-    description = f"A new layout for {' or '.join(targets)} of {pipeline.pipeline}"
-    dag_id = f"{dag_id_of(pipeline.pipeline)}_reshard"
-    return _spec(pipeline, file, dag_id, description, None, targets, tasks, BY_HAND)
 
 
 def cutover_spec(pipeline: Pipeline, file: Path) -> DagSpec:

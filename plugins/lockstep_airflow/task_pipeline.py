@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opened(file: str, context: Context) -> Iterator[OpenPipeline]:
-    """The pipeline of a file. Its logins are in its environment within `exported`."""
+    """The pipeline of a file. Its logins can be used within `exported`."""
     from cdc_core.operations.open_pipeline import open_pipeline
     from lockstep_airflow.task_log import TaskLog
 
     pipeline = config.load(Path(file))
-    with open_pipeline(pipeline, os.environ, TaskLog(), holder=holder_name(context), upgrade=True) as ready:
+    with open_pipeline(pipeline, TaskLog(), holder=holder_name(context), upgrade=True) as ready:
         yield ready

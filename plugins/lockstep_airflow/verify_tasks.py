@@ -37,65 +37,59 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _TargetSensor(PipelineSensor):
-    """Of one target."""
-
-    ui_color = "#e9e2f6"
-
-    def __init__(self, *, target: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.target = target
-
-    @property
-    def subject(self) -> str:
-        return self.target
-
-
-class VerifySensor(_TargetSensor):
+class VerifySensor(PipelineSensor):
     """Verifies one target. XCom: {target, mode, equal, tables, rows, evidence, path, differences}.
 
     equal is null if nothing was found in a mode that does not compare all rows. differences: rows that are left to the
     repair task. path: of the evidence on the stage.
     """
 
+    ui_color = "#e9e2f6"
+
     def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
         from cdc_core.operations.verify import evidence
         from cdc_core.operations.verify.modes import Mode
+        from cdc_core.operations.verify.results import proven
         from cdc_core.operations.verify.verifier import verify_target
 
         asked = verify_params(context, ready.pipeline)
-        if self.target not in asked.targets:
-            raise AirflowSkipException(f"The run is not for {self.target}.")
+        if self.subject not in asked.targets:
+            raise AirflowSkipException(f"The run is not for {self.subject}.")
         # What this run itself has begun, it continues.
         begun_after_us = to_us(asked_at(context)) if asked.restart else None
-        report = verify_target(ready, self.target, asked.tables, mode=Mode(asked.mode), begun_after_us=begun_after_us)
+        report = verify_target(ready, self.subject, asked.tables, mode=Mode(asked.mode), begun_after_us=begun_after_us)
         for one in report.results:
             log.info(
-                "%s: %s of the source, %s of the target, %s, %s", one.table, counted(one.source.rows, "row"),
-                counted(one.target.rows, "row"), counted(one.differences, "difference"),
+                "%s: %s of the source, %s of the target, %s, %s",
+                one.table,
+                counted(one.source_rows, "row"),
+                counted(one.target_rows, "row"),
+                counted(one.differences, "difference"),
                 one.error or ("equal" if one.equal else "not proven equal"),
-            )  # fmt: skip
+            )
         location = ready.store.location(report.path)
         log.info("evidence: %s", location)
         error, differences = report.error, report.differences
         repairs = asked.repair and report.mode in evidence.ROW_MODES and differences > 0
         if repairs:
-            log.warning("%s: %s left to the next task", self.target, counted(differences, "difference"))
+            log.warning("%s: %s left to the next task", self.subject, counted(differences, "difference"))
         elif error is not None:
             error.remedy = f"{error.remedy}; evidence: {location}"
             raise error
-        rows = sum(one.source.rows for one in report.results)
-        answer: dict[str, Any] = {"target": self.target, "mode": asked.mode, "equal": evidence.proven(report.results)}
+        rows = sum(one.source_rows for one in report.results)
+        answer: dict[str, Any] = {"target": self.subject, "mode": asked.mode, "equal": proven(report.results)}
         answer |= {"tables": len(report.results), "rows": rows, "evidence": location, "path": report.path}
         return PokeReturnValue(True, {**answer, "differences": differences if repairs else 0})
 
 
-class RepairSensor(_TargetSensor):
+class RepairSensor(PipelineSensor):
     """Repairs what the verify task of the same DAG run found at one target.
 
     XCom: {target, rows, deletes, removed, batches, runs, equal}: what was staged and in which runs it was applied.
     connection: Airflow connection id of the Spark cluster.
     """
+
+    ui_color = "#e9e2f6"
 
     def __init__(self, *, connection: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -106,29 +100,29 @@ class RepairSensor(_TargetSensor):
 
         path = self._evidence(context, ready.pipeline)
         with driver_of(self.connection, ready.pipeline, ready.store) as spark:
-            report = repair_target(ready, self.target, spark, path=path)
+            report = repair_target(ready, self.subject, spark, path=path)
         done = report.done
         for table, before in done.before.items():
             log.info("%s: %s", table, _said(table, before.differences, done))
-        error = report.error or _incomplete(report)
+        error = done.error or _incomplete(report)
         if error is not None:
             raise error
         counts = {"rows": done.rows, "deletes": done.deletes, "removed": done.removed, "batches": len(done.batches)}
         runs = [one.run_id for one in report.runs]
-        return PokeReturnValue(True, {"target": self.target, **counts, "runs": runs, "equal": done.settled})
+        return PokeReturnValue(True, {"target": self.subject, **counts, "runs": runs, "equal": done.settled})
 
     def _evidence(self, context: Context, pipeline: Pipeline) -> str:
         """The path of the evidence that the verify task has written. Raises DataAtRisk (repair.not_verified)."""
         asked = verify_params(context, pipeline)
-        if self.target not in asked.targets:
-            raise AirflowSkipException(f"The run is not for {self.target}.")
+        if self.subject not in asked.targets:
+            raise AirflowSkipException(f"The run is not for {self.subject}.")
         ti = context["ti"]
         found = ti.xcom_pull(task_ids=VERIFY, map_indexes=ti.map_index)
-        if not isinstance(found, Mapping) or found.get("target") != self.target:
+        if not isinstance(found, Mapping) or found.get("target") != self.subject:
             # Also where no repair is asked for: a DAG run whose last tasks are all skipped would be a success.
             raise DataAtRisk(
-                f"The verification of {self.target} did not succeed, so that there is nothing to repair by.",
-                where=f"target {self.target}",
+                f"The verification of {self.subject} did not succeed, so that there is nothing to repair by.",
+                where=f"target {self.subject}",
                 code="repair.not_verified",
                 remedy=f"see the task {VERIFY}; clear it, which also repeats this task",
             )
@@ -141,9 +135,7 @@ class RepairSensor(_TargetSensor):
 
 def _said(table: str, before: int, done: Result) -> str:
     left = done.after[table].differences if done.after is not None else before
-    newer = len(done.newer.get(table, ()))
-    said = f"{counted(before, 'difference')} before, {left} now"
-    return f"{said}; {counted(newer, 'row')} with a newer version left alone" if newer else said
+    return f"{counted(before, 'difference')} before, {left} now"
 
 
 def _incomplete(report: RepairReport) -> LockstepError | None:

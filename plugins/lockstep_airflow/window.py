@@ -32,16 +32,11 @@ FIRST_BATCHES = "first_batches"
 LAST_BATCHES = "last_batches"
 REQUEUE = "requeue"
 SOURCE = "source"
-TABLE = "table"
 MODE = "mode"
 RESTART = "restart"
 REPAIR = "repair"
 DIRECTION = "direction"
 REHEARSE = "rehearse"
-LAYOUT = "layout"
-SHARDS = "shards"
-DATABASE = "database"
-CONNECTIONS = "connections"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,25 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from cdc_core.config import load
+from cdc_core.operations.open_pipeline import OpenPipeline, open_pipeline
+from cdc_core.source.capture import SYSTEM_SCHEMAS
+from examples.sandbox.sql_server import SqlServer
 from tests.acceptance import cutover_cases
 from tests.acceptance.moving_shop import PAIRS
-from tests.lab.forked_commands import ROOT, Done, ForkedCommands
+from tests.lab.databases import drop_database
+from tests.lab.forked_commands import ROOT, Done, ForkedCommands, Started
 from tests.lab.pipeline_file import keys, write_pipeline
+from tests.lab.shell import export
 
 
 @dataclass
@@ -33,10 +42,41 @@ class CommandLine:
             assert done.code == code, f"{arguments}: {done.code}\n{done.out}\n{done.err}"
         return done
 
+    @contextmanager
+    def started(self, *arguments: object, log: str = "started.log") -> Iterator[Started]:
+        """`lockstep ARGUMENTS --json` beside the block, after which it is killed."""
+        running = self._commands.start(
+            *arguments, "--json", directory=self.directory, environ=self.environment, log=self.directory / log
+        )
+        try:
+            yield running
+        finally:
+            running.kill()
+
     def write(self, pipeline: str, database: str, **sections: Any) -> Path:
         """A pipeline file in the directory, whose source is at env:SHOP. sections: as of `pipeline_document`."""
         sections["source"] = {"connection": "env:SHOP"} | keys(sections.get("source", ""))
         return write_pipeline(self.directory, database, pipeline=pipeline, **sections)
+
+    def init(self, source: SqlServer, database: str, target: SqlServer | None = None, *options: str) -> Path:
+        """`shop.yaml` by `lockstep init`: it captures the database at env:SHOP. Its target is at env:COPY."""
+        self.environ["SHOP"] = source.url
+        if target:
+            self.environ["COPY"] = target.url
+            options = ("--target", "env:COPY", *options)
+        self("init", "shop", "--source", "env:SHOP", "--include", rf"{database}\..*", *options)
+        return self.directory / "shop.yaml"
+
+    def exported(self, table: str, *options: object, file: str = "shop.yaml") -> pa.Table:
+        """The state of a logical table, by `lockstep stage export`."""
+        place = self.directory / "exported.parquet"
+        self("stage", "export", file, table, "-o", place, "--force", *options)
+        return pq.read_table(place)
+
+    def opened(self, file: str = "shop.yaml") -> AbstractContextManager[OpenPipeline]:
+        """The pipeline, for what no command does. What the shell exports, this process does."""
+        export(self.environ)
+        return open_pipeline(load(self.directory / file))
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -48,30 +88,29 @@ class CommandLine:
 
 
 @pytest.fixture
-def lockstep(tmp_path: Path, commands: ForkedCommands) -> CommandLine:
-    return CommandLine(tmp_path, commands)
+def lockstep(tmp_path: Path, commands: ForkedCommands, shared_servers: list[SqlServer]) -> Iterator[CommandLine]:
+    """Databases that the test creates on the shared servers are dropped."""
+    before = {server.port: databases(server) for server in shared_servers}
+    yield CommandLine(tmp_path, commands)
+    for server in shared_servers:
+        for name in databases(server) - before.get(server.port, set()):
+            drop_database(server, name)
+
+
+def databases(server: SqlServer) -> set[str]:
+    """Those of users."""
+    return {name for (name,) in server.run("SHOW DATABASES")} - SYSTEM_SCHEMAS
 
 
 @pytest.fixture
-def cursors(mariadb: Any, mariadb_target: Any, lockstep: CommandLine) -> Iterator[tuple[Any, Any]]:
-    """At the source, env:SHOP, and at the target, env:COPY. Databases that a test creates by them are dropped."""
+def cursors(mariadb: SqlServer, mariadb_target: SqlServer, lockstep: CommandLine) -> Iterator[tuple[Any, Any]]:
+    """At the source, env:SHOP, and at the target, env:COPY."""
     lockstep.environ |= {"SHOP": mariadb.url, "COPY": mariadb_target.url}
     with (
         mariadb.connect(autocommit=True) as one, one.cursor() as source,
         mariadb_target.connect(autocommit=True) as other, other.cursor() as copy,
     ):  # fmt: skip
-        before = [databases(cursor) for cursor in (source, copy)]
-        try:
-            yield source, copy
-        finally:
-            for cursor, there in zip((source, copy), before, strict=True):
-                for name in databases(cursor) - there:
-                    cursor.execute(f"DROP DATABASE `{name}`")
-
-
-def databases(cursor: Any) -> set[str]:
-    cursor.execute("SHOW DATABASES")
-    return {name for (name,) in cursor.fetchall()}
+        yield source, copy
 
 
 @pytest.fixture

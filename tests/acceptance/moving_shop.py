@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import uuid
@@ -192,7 +191,7 @@ class Shop:
         monkeypatch.setenv("TARGET", self.target.url)
         file = self.folder / "shop.yaml"
         with (
-            open_pipeline(load(file), os.environ) as ready,
+            open_pipeline(load(file)) as ready,
             Driver(ready.pipeline, ready.store, master=ready.pipeline.spark.master) as spark,
             work_of(ready, spark, file, target) as work,
             cutover_lease(work) as lease,
@@ -206,11 +205,7 @@ class Shop:
         return self._rows(self.target, [f"{self.name}_{d}.{table}_{t}" for d in range(2) for t in range(2)])
 
     def _rows(self, server: Any, places: list[str]) -> dict[int, int]:
-        found: list[tuple[int, int]] = []
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            for place in places:
-                cursor.execute(f"SELECT id, n FROM {place}")
-                found += cursor.fetchall()
+        found = server.run(" UNION ALL ".join(f"SELECT id, n FROM {place}" for place in places))
         assert len(dict(found)) == len(found), "a row is there twice"
         return dict(found)
 
@@ -223,8 +218,8 @@ class Shop:
         place = f"{self.name}.{{}}" if left_old else f"{self.name}_0.{{}}_0"
         for table in TABLES:
             with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
-                execute(
-                    self.source if left_old else self.target, f"UPDATE {place.format(table)} SET n = 5 WHERE id = 1000"
+                (self.source if left_old else self.target).run(
+                    f"UPDATE {place.format(table)} SET n = 5 WHERE id = 1000"
                 )
 
     def called(self) -> list[list[str]]:
@@ -238,22 +233,17 @@ class Shop:
             time.sleep(0.05)
 
 
-def execute(server: Any, *statements: str) -> None:
-    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-
-
 @contextmanager
 def shop(lockstep: Any, source: Any, target: Any) -> Iterator[Shop]:
     name = f"move_{uuid.uuid4().hex[:8]}"
     made = Shop(lockstep, source, target, name)
     lockstep.environ |= {"SOURCE": source.url, "TARGET": target.url}
-    with source.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-        for table in TABLES:
-            cursor.execute(f"CREATE TABLE {name}.{table} (id INT PRIMARY KEY, n INT NOT NULL)")
-            cursor.execute(f"INSERT INTO {name}.{table} VALUES (1000, 1), (1001, 1), (1002, 2)")
+    source.run(f"CREATE DATABASE {name}")
+    for table in TABLES:
+        source.run(
+            f"CREATE TABLE {name}.{table} (id INT PRIMARY KEY, n INT NOT NULL)",
+            f"INSERT INTO {name}.{table} VALUES (1000, 1), (1001, 1), (1002, 2)",
+        )
     made.lead("old")
     made.behave()
     try:

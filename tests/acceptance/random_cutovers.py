@@ -35,7 +35,7 @@ import pymysql
 from cdc_core.operations.cutover.cutover_states import OPEN, State
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.cutover_cases import COMMAND, META, PAUSED, ROLLED_BACK, SOURCE, SWITCHED, TARGET
-from tests.acceptance.moving_shop import TABLES, Application, Shop, execute
+from tests.acceptance.moving_shop import TABLES, Application, Shop
 from tests.lab.forked_commands import ForkedCommands, Started
 
 NOTHING, HOOK = "nothing", "the switch command"
@@ -325,7 +325,7 @@ class RandomCutovers:
         key = self._chance.choice(own[:-5])
         place = f"{made.name}.{table}" if to == "old" else f"{made.name}_{key % 4 // 2}.{table}_{key % 2}"
         try:
-            execute(made.source if to == "old" else made.target, f"UPDATE {place} SET n = {STRAY} WHERE id = {key}")
+            (made.source if to == "old" else made.target).run(f"UPDATE {place} SET n = {STRAY} WHERE id = {key}")
         except pymysql.err.MySQLError as error:
             return f"stray: {error.args[0]}"
         return f"stray: {place} {key}"

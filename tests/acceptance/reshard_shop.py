@@ -38,15 +38,6 @@ Grid = tuple[int, int]
 NOWHERE = "mysql://nobody@127.0.0.1:9"
 
 
-def execute(server: Any, *statements: str) -> list[Any]:
-    rows: list[Any] = []
-    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-            rows = list(cursor.fetchall())
-    return rows
-
-
 class Shop:
     """A pipeline with rows, and its servers."""
 
@@ -74,13 +65,27 @@ class Shop:
             assert "switch_with" not in text
             file.write_text(text.replace("cutover:\n", f"cutover:\n  switch_with: {self.folder}/switch.sh\n"))
 
+    def add_layout(self) -> None:
+        """Adds a target with the new layout to the pipeline file."""
+        databases, tables = self.new
+        target = f"""
+  - name: shards_{databases}x{tables}
+    connections: [env:NEW]
+    on_missing_table: create
+    tables:
+      '*':
+        {{database: "{self.name}_{{d}}_{databases}x{tables}", table: "{{logical}}_{{t}}",
+         sharding: {{key: id, databases: {databases}, tables: {tables}}}}}
+"""
+        self.file.write_text(self.file.read_text().replace("\n# Rows that are there already.", target))
+
     def write(self, server: Any = None, place: Any = None) -> None:
         """The application's writes: to the source, or to shards. place: of a table and an id there."""
         server, place = server or self.source, place or (lambda table, key: f"{self.name}.{table}")
         for table in TABLES:
             for key in range(0, 40, 3):
-                execute(server, f"REPLACE INTO {place(table, key)} (id, n) VALUES ({key}, {time.monotonic_ns()})")
-            execute(server, f"DELETE FROM {place(table, 2)} WHERE id = 2")
+                server.run(f"REPLACE INTO {place(table, key)} (id, n) VALUES ({key}, {time.monotonic_ns()})")
+            server.run(f"DELETE FROM {place(table, 2)} WHERE id = 2")
 
     def old_place(self, table: str, key: int) -> str:
         d, t = divmod(key % (self.old[0] * self.old[1]), self.old[1])
@@ -93,7 +98,7 @@ class Shop:
     def rows(self, server: Any, places: list[str]) -> list[tuple[int, int]]:
         if not places:
             return []
-        return sorted(execute(server, " UNION ALL ".join(f"SELECT id, n FROM {place}" for place in places)))
+        return sorted(server.run(" UNION ALL ".join(f"SELECT id, n FROM {place}" for place in places)))
 
     def at_source(self, table: str) -> list[tuple[int, int]]:
         return self.rows(self.source, [f"{self.name}.{table}"])
@@ -120,10 +125,9 @@ def shop(lockstep: Any, source: Any, target: Any, *, old: Grid = (2, 2), new: Gr
     made.file.write_text(PIPELINE.format(name=name, folder=made.folder, databases=old[0], tables=old[1]))
     (made.folder / "switch.sh").write_text("#!/bin/sh\n")
     (made.folder / "switch.sh").chmod(0o755)
-    execute(source, f"CREATE DATABASE {name}")
+    source.run(f"CREATE DATABASE {name}")
     for table in TABLES:
-        execute(
-            source,
+        source.run(
             f"CREATE TABLE {name}.{table} (id INT PRIMARY KEY, n BIGINT NOT NULL, code INT UNIQUE)",
             f"INSERT INTO {name}.{table} (id, n) VALUES " + ", ".join(f"({n}, {n})" for n in range(1, 200)),
         )
@@ -131,5 +135,5 @@ def shop(lockstep: Any, source: Any, target: Any, *, old: Grid = (2, 2), new: Gr
         yield made
     finally:
         for server in (source, target):
-            for (database,) in execute(server, f"SHOW DATABASES LIKE '{name}%'"):
+            for (database,) in server.run(f"SHOW DATABASES LIKE '{name}%'"):
                 drop_database(server, database)

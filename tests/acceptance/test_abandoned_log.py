@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from examples.sandbox.mariadb import MariaDb
-from tests.acceptance.moving_shop import REST, TABLES, Shop, execute, shop
+from tests.acceptance.moving_shop import REST, TABLES, Shop, shop
 from tests.acceptance.test_cutover import FROM_MARIADB
 
 
@@ -26,12 +26,12 @@ def test_what_a_log_has_lost_is_given_up_and_every_table_is_copied_again(
         lockstep("run", "shop.yaml")
         assert made.new("items") == REST | {5: 5, 6: 6}
 
-        execute(made.source, f"UPDATE {items} SET n = 50 WHERE id = 5", "DELETE FROM bare.bare LIMIT 1")
+        made.source.run(f"UPDATE {items} SET n = 50 WHERE id = 5", "DELETE FROM bare.bare LIMIT 1")
         if lost == "reset":
-            execute(made.source, reset(made.source))
+            made.source.run(reset(made.source))
         else:
             made.until(lambda: purged(made.source))
-        execute(made.source, f"DELETE FROM {items} WHERE id = 6", f"DROP TABLE {gone}")
+        made.source.run(f"DELETE FROM {items} WHERE id = 6", f"DROP TABLE {gone}")
         place = reached(made)
         error = failure(lockstep("run", "shop.yaml", code=4))
         assert error["code"] == {"reset": "source.other_log", "purged": "source.log_lost"}[lost]
@@ -52,10 +52,10 @@ def test_what_a_log_has_lost_is_given_up_and_every_table_is_copied_again(
 
         path = made.folder / "shop.yaml"
         path.write_text(path.read_text().replace("mode: initial", "mode: none"))
-        execute(made.source, f"UPDATE {items} SET n = 78 WHERE id = 1000", f"INSERT INTO {orders} VALUES (9, 9)")
+        made.source.run(f"UPDATE {items} SET n = 78 WHERE id = 1000", f"INSERT INTO {orders} VALUES (9, 9)")
         lockstep("run", "shop.yaml")
         require_equal(made)
-        execute(made.source, f"DELETE FROM {items} WHERE id = 5", "INSERT INTO bare.bare VALUES (7)")
+        made.source.run(f"DELETE FROM {items} WHERE id = 5", "INSERT INTO bare.bare VALUES (7)")
         lockstep("run", "shop.yaml")
         require_equal(made)
         lockstep("stage", "verify", "shop.yaml")
@@ -72,9 +72,9 @@ def test_a_stage_that_is_started_over_with_a_log_that_was_reset_does_not_pass_fo
         items, path = f"{made.name}.items", made.folder / "shop.yaml"
         begin(made, f"INSERT INTO {items} VALUES (5, 5), (6, 6)")
         lockstep("run", "shop.yaml")
-        execute(made.source, reset(made.source))
-        execute(made.source, f"UPDATE {items} SET n = 77 WHERE id = 5", f"DELETE FROM {items} WHERE id = 6",
-                "DELETE FROM bare.bare LIMIT 1")  # fmt: skip
+        made.source.run(reset(made.source))
+        made.source.run(f"UPDATE {items} SET n = 77 WHERE id = 5", f"DELETE FROM {items} WHERE id = 6",
+                        "DELETE FROM bare.bare LIMIT 1")  # fmt: skip
         shutil.rmtree(made.folder / "stage")
         (made.folder / "meta.db").unlink()
 
@@ -100,8 +100,10 @@ def begin(made: Shop, *statements: str) -> None:
     text = re.sub(r"routes: .*", lambda _: f"routes: [{routes}]", text)
     bare = f"bare: {{database: {made.name}_0, table: bare, no_key: rows}}"
     path.write_text(text.replace("'*': {database", f"{bare}\n      '*': {{database"))
-    execute(made.source, *["FLUSH BINARY LOGS"] * 3, "DROP DATABASE IF EXISTS bare", "CREATE DATABASE bare",
-            "CREATE TABLE bare.bare (n INT)", "INSERT INTO bare.bare VALUES (1), (1), (2)", *statements)  # fmt: skip
+    made.source.run(
+        *["FLUSH BINARY LOGS"] * 3, "DROP DATABASE IF EXISTS bare", "CREATE DATABASE bare",
+        "CREATE TABLE bare.bare (n INT)", "INSERT INTO bare.bare VALUES (1), (1), (2)", *statements,
+    )  # fmt: skip
 
 
 def source_of(made: Shop) -> dict[str, Any]:
@@ -127,24 +129,18 @@ def reset(server: Any) -> str:
 
 def purged(server: Any) -> bool:
     """Purges all files but the last, which is new. MariaDB keeps one until what it has is also in InnoDB's log."""
-    execute(server, "FLUSH BINARY LOGS")
+    server.run("FLUSH BINARY LOGS")
     files = log_files(server)
-    execute(server, f"PURGE BINARY LOGS TO '{files[-1]}'")
+    server.run(f"PURGE BINARY LOGS TO '{files[-1]}'")
     return log_files(server) == files[-1:]
 
 
 def log_files(server: Any) -> list[str]:
-    with server.connect() as session, session.cursor() as cursor:
-        cursor.execute("SHOW BINARY LOGS")
-        return [str(row[0]) for row in cursor.fetchall()]
+    return [str(row[0]) for row in server.run("SHOW BINARY LOGS")]
 
 
 def require_equal(made: Shop) -> None:
     for table in TABLES:
         assert made.old(table) == made.new(table)
-    rows = []
-    for server, table in ((made.source, "bare.bare"), (made.target, f"{made.name}_0.bare")):
-        with server.connect() as session, session.cursor() as cursor:
-            cursor.execute(f"SELECT n FROM {table} ORDER BY n")
-            rows.append(cursor.fetchall())
-    assert rows[0] == rows[1]
+    rows = made.source.run("SELECT n FROM bare.bare ORDER BY n")
+    assert made.target.run(f"SELECT n FROM {made.name}_0.bare ORDER BY n") == rows

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from contextlib import closing
 from typing import Any
 
-import pyarrow.parquet as pq
 import pymysql
 import pytest
 
@@ -55,22 +53,13 @@ SAMPLE = frozenset(
 """Of both kinds, altered in one run: `make test` has no time for more."""
 
 
-def run_sql(server: Any, *statements: str) -> list[tuple[Any, ...]]:
-    with closing(server.connect(autocommit=True, charset="utf8mb4")) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-        return list(cursor.fetchall())
-
-
 def columns(server: Any, table: str) -> list[str]:
-    return [row[0] for row in run_sql(server, f"SHOW COLUMNS FROM altered.{table}")]
+    return [row[0] for row in server.run(f"SHOW COLUMNS FROM altered.{table}")]
 
 
 def staged_rows(lockstep: Any, source: Any, table: str) -> list[tuple[Any, ...]]:
     """The stage's state of a table, whatever its columns were before."""
-    file = lockstep.directory / "exported.parquet"
-    lockstep("stage", "export", "shop.yaml", f"altered.{table}", "-o", file, "--force")
-    rows = pq.read_table(file).select(columns(source, table)).to_pylist()
+    rows = lockstep.exported(f"altered.{table}").select(columns(source, table)).to_pylist()
     return sorted(tuple(row.values()) for row in rows)
 
 
@@ -85,7 +74,7 @@ def follow(server: Any, remedy: str) -> None:
     for one in re.split(r"(?:^|; )\(\d+\) ", remedy):
         for statement in re.findall(r"(?:ALTER|DROP) TABLE .*?(?=\. If|, then|; | \([a-z.]+[a-z_]\)|$)", one):
             try:
-                run_sql(server, statement)
+                server.run(statement)
                 break
             except pymysql.err.MySQLError:
                 pass
@@ -111,116 +100,92 @@ def test_tables_that_are_altered_are_followed_by_their_targets_or_the_remedies_o
         for group in (ALONE, STATEMENTS)
     )
     tables = alone | by_hand
-    run_sql(target, "SET GLOBAL local_infile = ON")
-    run_sql(source, "CREATE DATABASE altered CHARACTER SET utf8mb4")
-    try:
-        for table in tables:
-            run_sql(
-                source,
-                f"CREATE TABLE altered.{table} (id INT PRIMARY KEY, v INT NOT NULL, s VARCHAR(20) NULL DEFAULT 's', "
-                "e ENUM('x', 'y') NOT NULL DEFAULT 'x')",
-                f"INSERT INTO altered.{table} VALUES (1, 1, 'a', 'x'), (2, 2, 'b', 'y'), (3, 3, 'c', 'x')",
-                f"INSERT INTO altered.{table} (id, v) VALUES (4, 4)",
+    source.run("CREATE DATABASE altered CHARACTER SET utf8mb4")
+    for table in tables:
+        source.run(
+            f"CREATE TABLE altered.{table} (id INT PRIMARY KEY, v INT NOT NULL, s VARCHAR(20) NULL DEFAULT 's', "
+            "e ENUM('x', 'y') NOT NULL DEFAULT 'x')",
+            f"INSERT INTO altered.{table} VALUES (1, 1, 'a', 'x'), (2, 2, 'b', 'y'), (3, 3, 'c', 'x')",
+            f"INSERT INTO altered.{table} (id, v) VALUES (4, 4)",
+        )
+    lockstep.init(source, "altered", target)
+    lockstep("run", "shop.yaml")
+    for group in (alone, by_hand) if only is None else (tables,):
+        for table, clauses in group.items():
+            source.run(
+                f"INSERT INTO altered.{table} VALUES (5, 5, 'e', 'y')",
+                f"UPDATE altered.{table} SET v = v + 10 WHERE id IN (2, 3)",
+                f"ALTER TABLE altered.{table} {clauses}",
+                f"UPDATE altered.{table} SET id = 13 WHERE id = 3",
+                f"DELETE FROM altered.{table} WHERE id = 4",
             )
-        lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"altered\..*", "--target", "env:COPY")
-        lockstep("run", "shop.yaml")
-        for group in (alone, by_hand) if only is None else (tables,):
-            for table, clauses in group.items():
-                run_sql(
-                    source,
-                    f"INSERT INTO altered.{table} VALUES (5, 5, 'e', 'y')",
-                    f"UPDATE altered.{table} SET v = v + 10 WHERE id IN (2, 3)",
-                    f"ALTER TABLE altered.{table} {clauses}",
-                    f"UPDATE altered.{table} SET id = 13 WHERE id = 3",
-                    f"DELETE FROM altered.{table} WHERE id = 4",
-                )
-            if "wider_key" in group:  # what only the new key allows
-                run_sql(source, "INSERT INTO altered.wider_key VALUES (2, 99, 'w', 'y')")
-            options = ("--staged",) if staged else ()
-            if staged:
-                lockstep("extract", "shop.yaml")
-            codes = []
-            applied = 0
-            while applied < 6:  # a run ends where a type changes
-                done = lockstep("run", "shop.yaml", *options, code=None)
-                if done.code:
-                    codes.append(done.error["code"])
-                    named = named_in(done.error, tables)
-                    assert named, done.error
-                    assert named <= set(by_hand), done.error
-                    assert len(codes) < 8, done.error
-                    follow(target, done.error["remedy"])
-                elif not done.document["batches"]:
-                    break
-                else:
-                    applied += 1
-            assert bool(codes) == any(table in by_hand for table in group)
-            while lockstep("run", "shop.yaml").document["batches"]:
-                pass
-        for table in tables:
-            names = [one for one in columns(source, table) if one in columns(target, table)]
-            assert names == columns(source, table) or table in ("stored", "computed")
-            chosen = f"SELECT {', '.join(names)} FROM altered.{table} ORDER BY id"
-            assert run_sql(target, chosen) == run_sql(source, chosen), table
-        for table in by_hand:
-            assert staged_rows(lockstep, source, table) == run_sql(source, f"SELECT * FROM altered.{table} ORDER BY id")
-        lockstep("verify", "shop.yaml")
-        lockstep("status", "shop.yaml")
-    finally:
-        for server in (source, target):
-            run_sql(server, "DROP DATABASE IF EXISTS altered")
-
-
-PRICES = r"""
-pipeline: prices
-sources: [{name: shop, connection: env:SHOP, server_id: 4711}]
-tables: {include: ['altered\..*'], on_unlogged_change: record}
-stage: {uri: "file://HERE/stage"}
-meta: {url: "sqlite:///HERE/meta.db"}
-targets:
-  - name: shards
-    connections: [env:COPY]
-    tables: {'*': {database: altered, table: '{table}_{t}', sharding: {key: k, function: hash, tables: 4}}}
-"""
+        if "wider_key" in group:  # what only the new key allows
+            source.run("INSERT INTO altered.wider_key VALUES (2, 99, 'w', 'y')")
+        options = ("--staged",) if staged else ()
+        if staged:
+            lockstep("extract", "shop.yaml")
+        codes = []
+        applied = 0
+        while applied < 6:  # a run ends where a type changes
+            done = lockstep("run", "shop.yaml", *options, code=None)
+            if done.code:
+                codes.append(done.error["code"])
+                named = named_in(done.error, tables)
+                assert named, done.error
+                assert named <= set(by_hand), done.error
+                assert len(codes) < 8, done.error
+                follow(target, done.error["remedy"])
+            elif not done.document["batches"]:
+                break
+            else:
+                applied += 1
+        assert bool(codes) == any(table in by_hand for table in group)
+        while lockstep("run", "shop.yaml").document["batches"]:
+            pass
+    for table in tables:
+        names = [one for one in columns(source, table) if one in columns(target, table)]
+        assert names == columns(source, table) or table in ("stored", "computed")
+        chosen = f"SELECT {', '.join(names)} FROM altered.{table} ORDER BY id"
+        assert target.run(chosen) == source.run(chosen), table
+    for table in by_hand:
+        assert staged_rows(lockstep, source, table) == source.run(f"SELECT * FROM altered.{table} ORDER BY id")
+    lockstep("verify", "shop.yaml")
+    lockstep("status", "shop.yaml")
 
 
 def test_a_decimal_shard_key_that_gets_more_digits_leaves_each_row_in_the_shard_that_the_target_computes(
     mysql9: Any, mariadb_target: Any, lockstep: Any
 ) -> None:
     lockstep.environ |= {"SHOP": mysql9.url, "COPY": mariadb_target.url}
-    (lockstep.directory / "prices.yaml").write_text(PRICES.replace("HERE", str(lockstep.directory)))
+    rule = {"database": "altered", "table": "{table}_{t}", "sharding": {"key": "k", "function": "hash", "tables": 4}}
+    lockstep.write(
+        "prices", "altered", tables="on_unlogged_change: record", routes="[]",
+        targets=[{"name": "shards", "connections": ["env:COPY"], "tables": {"*": rule}}],
+    )  # fmt: skip
     keys = {"altered": [n / 4 for n in range(20)], "tiny": [f"{n}e-8" for n in range(20)]}
-    run_sql(mariadb_target, "SET GLOBAL local_infile = ON")
     for server in (mysql9, mariadb_target):
-        run_sql(server, "CREATE DATABASE altered")
-    try:
-        for table, kind in (("altered", "DECIMAL(10,2)"), ("tiny", "DECIMAL(12,8)")):
-            run_sql(mysql9, f"CREATE TABLE altered.{table} (k {kind} PRIMARY KEY, n INT)")
-            there = kind if table == "tiny" else "DECIMAL(12,4)"
-            run_sql(
-                mariadb_target,
-                *(f"CREATE TABLE altered.{table}_{t} (k {there} PRIMARY KEY, n INT)" for t in range(4)),
-            )
-        lockstep("extract", "prices.yaml")  # begins here
-        for table, values in keys.items():
-            rows = ", ".join(f"({value}, 1)" for value in values)
-            run_sql(mysql9, f"INSERT INTO altered.{table} VALUES {rows}")
-        lockstep("run", "prices.yaml")
-        run_sql(
-            mysql9, "ALTER TABLE altered.altered MODIFY k DECIMAL(12,4)", "UPDATE altered.altered SET n = 2",
-            "UPDATE altered.tiny SET n = 2",
-        )  # fmt: skip
-        lockstep("run", "prices.yaml")
-        for table, values in keys.items():
-            found = [
-                (k, n, shard == t)
-                for t in range(4)
-                for k, n, shard in run_sql(mariadb_target, f"SELECT k, n, CRC32(k) % 4 FROM altered.{table}_{t}")
-            ]
-            assert len(found) == len(values), "a row is in two shards"
-            assert sorted(found) == run_sql(mysql9, f"SELECT k, n, TRUE FROM altered.{table} ORDER BY k")
-        assert lockstep("verify", "prices.yaml").document["equal"] is True
-    finally:
-        for server in (mysql9, mariadb_target):
-            run_sql(server, "DROP DATABASE altered")
+        server.run("CREATE DATABASE altered")
+    for table, kind in (("altered", "DECIMAL(10,2)"), ("tiny", "DECIMAL(12,8)")):
+        mysql9.run(f"CREATE TABLE altered.{table} (k {kind} PRIMARY KEY, n INT)")
+        there = kind if table == "tiny" else "DECIMAL(12,4)"
+        mariadb_target.run(
+            *(f"CREATE TABLE altered.{table}_{t} (k {there} PRIMARY KEY, n INT)" for t in range(4)),
+        )
+    lockstep("extract", "prices.yaml")  # begins here
+    for table, values in keys.items():
+        rows = ", ".join(f"({value}, 1)" for value in values)
+        mysql9.run(f"INSERT INTO altered.{table} VALUES {rows}")
+    lockstep("run", "prices.yaml")
+    mysql9.run("ALTER TABLE altered.altered MODIFY k DECIMAL(12,4)", "UPDATE altered.altered SET n = 2",
+               "UPDATE altered.tiny SET n = 2",
+    )  # fmt: skip
+    lockstep("run", "prices.yaml")
+    for table, values in keys.items():
+        found = [
+            (k, n, shard == t)
+            for t in range(4)
+            for k, n, shard in mariadb_target.run(f"SELECT k, n, CRC32(k) % 4 FROM altered.{table}_{t}")
+        ]
+        assert len(found) == len(values), "a row is in two shards"
+        assert sorted(found) == mysql9.run(f"SELECT k, n, TRUE FROM altered.{table} ORDER BY k")
+    assert lockstep("verify", "prices.yaml").document["equal"] is True

@@ -35,8 +35,7 @@ def staged(source_database: Any, lockstep: Any, monkeypatch: pytest.MonkeyPatch)
         "CREATE TABLE customers (customer_id INT PRIMARY KEY, name VARCHAR(20))",
         "INSERT INTO customers VALUES (1, 'Ada'), (2, 'Bo'), (3, 'Cy')",
     )
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*")
+    lockstep.init(source_database.server, source_database.name)
     for time, statement in CHANGES:
         moment = f"SET time_zone = '+00:00', timestamp = UNIX_TIMESTAMP('2026-11-20 {time}:00')"
         source_database.execute(moment, statement)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
-from tests.acceptance.moving_shop import execute
 from tests.lab.databases import drop_database
 
 pytestmark = pytest.mark.spark
@@ -21,8 +19,7 @@ TARGETS = """[{{name: copy, connections: [env:TARGET], on_missing_table: create,
 @pytest.fixture
 def name(lockstep: Any, mariadb: Any, mariadb_target: Any) -> Iterator[str]:
     found = f"cascade_{uuid.uuid4().hex[:8]}"
-    execute(
-        mariadb,
+    mariadb.run(
         f"CREATE DATABASE {found}",
         f"CREATE TABLE {found}.orders (id INT PRIMARY KEY)",
         f"CREATE TABLE {found}.items (id INT PRIMARY KEY, order_id INT, "
@@ -33,12 +30,12 @@ def name(lockstep: Any, mariadb: Any, mariadb_target: Any) -> Iterator[str]:
         f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {found}",
         f"GRANT SELECT ON {found}.* TO {found}",
     )
-    execute(mariadb_target, f"CREATE DATABASE {found}")
+    mariadb_target.run(f"CREATE DATABASE {found}")
     lockstep.environ |= {
         "SHOP": f"mysql://{found}:Reader-1x@{mariadb.host}:{mariadb.port}", "TARGET": mariadb_target.url,
     }  # fmt: skip
     yield found
-    execute(mariadb, f"DROP USER {found}")
+    mariadb.run(f"DROP USER {found}")
     for server in (mariadb, mariadb_target):
         drop_database(server, found)
 
@@ -58,16 +55,14 @@ def test_rows_that_go_with_their_parents_go_at_the_target_with_the_next_run(
     lockstep: Any, mariadb: Any, mariadb_target: Any, name: str
 ) -> None:
     def items(server: Any) -> list[tuple[int, int]]:
-        with closing(server.connect(name)) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT id, order_id FROM items ORDER BY 1")
-            return list(cursor.fetchall())
+        return server.run("SELECT id, order_id FROM items ORDER BY 1", database=name)
 
     write(lockstep, name, "orders|items", "stop")
     refused = json.loads(lockstep("extract", "shop.yaml", code=3).out)["error"]
     assert (refused["code"], "resync" in refused["remedy"]) == ("source.unlogged_cascades", True)
     write(lockstep, name, "orders|items", "resync")
     lockstep("run", "shop.yaml")
-    execute(mariadb, f"DELETE FROM {name}.orders WHERE id = 2", f"UPDATE {name}.orders SET id = 9 WHERE id = 3")
+    mariadb.run(f"DELETE FROM {name}.orders WHERE id = 2", f"UPDATE {name}.orders SET id = 9 WHERE id = 3")
     lockstep("extract", "shop.yaml")
     assert "by a foreign key" in lockstep("status", "shop.yaml").out
     lockstep("run", "shop.yaml")
@@ -82,21 +77,17 @@ def test_a_key_that_comes_again_spelled_otherwise_after_a_delete_that_no_log_has
     lockstep: Any, mariadb: Any, mariadb_target: Any, name: str
 ) -> None:
     write(lockstep, name, "orders|named", "record")
-    execute(
-        mariadb,
+    mariadb.run(
         f"CREATE TABLE {name}.named (k VARCHAR(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci PRIMARY KEY, "
         "order_id INT, FOREIGN KEY (order_id) REFERENCES orders (id) ON DELETE CASCADE)",
         f"INSERT INTO {name}.named VALUES ('b', 2)",
     )
     lockstep("run", "shop.yaml")
-    execute(
-        mariadb,
+    mariadb.run(
         f"INSERT INTO {name}.named VALUES ('a', 1)",
         f"DELETE FROM {name}.orders WHERE id IN (1, 2)",
         f"INSERT INTO {name}.named VALUES ('A', 3), ('B', 3)",
     )
     lockstep("run", "shop.yaml")
     for server in (mariadb, mariadb_target):
-        with closing(server.connect(name)) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT k, order_id FROM named ORDER BY 1")
-            assert list(cursor.fetchall()) == [("A", 3), ("B", 3)]
+        assert server.run("SELECT k, order_id FROM named ORDER BY 1", database=name) == [("A", 3), ("B", 3)]

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,11 +21,8 @@ def shop(request: pytest.FixtureRequest, lockstep: Any) -> Iterator[Any]:
     with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {name}")
         cursor.execute(f"CREATE TABLE {name}.orders (id INT PRIMARY KEY)")
-        lockstep.environ["SHOP"] = server.url
-        lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+        lockstep.init(server, name)
         yield cursor
-        connection.ping()
-        cursor.execute(f"DROP DATABASE {name}")
 
 
 def gtids(cursor: Any) -> str:
@@ -35,40 +33,29 @@ def gtids(cursor: Any) -> str:
 
 
 def test_check_says_that_a_start_changed_in_any_way_is_ignored(shop: Any, lockstep: Any) -> None:
-    file = lockstep.directory / "shop.yaml"
-
-    def begins(start: str) -> list[str]:
-        """What `check` warns of where the file says this."""
-        file.write_text(re.sub("    start: .*", f"    start: {start}", file.read_text()))
-        findings = lockstep("check", "shop.yaml").document["findings"]
-        return [one["what"] for one in findings if (one["subject"], one["status"]) == ("source shop: start", "warn")]
-
-    known = gtids(shop)
+    begins, known = partial(warned, lockstep), gtids(shop)
     assert begins(f"{{gtid: '{known}'}}") == []
     lockstep("extract", "shop.yaml")
     assert begins(f"{{gtid: '{known}'}}") == []
     assert begins(f"{{gtid: ' {known.upper()}'}}") == []  # the same set in other letters
     assert begins("latest") == []  # as if it was left out
     earlier = f"{known.partition(':')[0]}:1" if ":" in known else "0-1-1"
-    (said,) = begins(f"{{gtid: '{earlier}'}}")
-    assert earlier in said
-    (said,) = begins("earliest")
-    assert "earliest" in said
     moment = (datetime.now(UTC) - timedelta(hours=3)).replace(microsecond=0)
-    (said,) = begins(f"{{timestamp: '{moment.isoformat()}'}}")
-    assert moment.isoformat()[:19] in said
+    for start, part in (
+        (f"{{gtid: '{earlier}'}}", earlier),
+        ("{position: {file: binlog.000001, offset: 4}}", "binlog.000001:4"),
+        ("earliest", "earliest"),
+        (f"{{timestamp: '{moment.isoformat()}'}}", moment.isoformat()[:19]),
+    ):
+        (said,) = begins(start)
+        assert part in said
 
 
+@pytest.mark.parametrize("shop", ["mariadb"], indirect=True)
 def test_check_compares_a_start_by_time_with_the_time_that_was_asked_for(shop: Any, lockstep: Any) -> None:
-    file = lockstep.directory / "shop.yaml"
+    begins = partial(warned, lockstep)
     shop.execute("SELECT UTC_TIMESTAMP()")
     moment = shop.fetchone()[0].replace(tzinfo=UTC)
-
-    def begins(start: str) -> list[str]:
-        file.write_text(re.sub("    start: .*", f"    start: {start}", file.read_text()))
-        findings = lockstep("check", "shop.yaml").document["findings"]
-        return [one["what"] for one in findings if (one["subject"], one["status"]) == ("source shop: start", "warn")]
-
     begins(f"{{timestamp: '{moment.isoformat()}'}}")
     lockstep("extract", "shop.yaml")
     assert begins(f"{{timestamp: '{moment.isoformat()}'}}") == []
@@ -76,3 +63,11 @@ def test_check_compares_a_start_by_time_with_the_time_that_was_asked_for(shop: A
     later = moment + timedelta(seconds=1)
     (said,) = begins(f"{{timestamp: '{later.isoformat()}'}}")
     assert later.isoformat()[:19] in said
+
+
+def warned(lockstep: Any, start: str) -> list[str]:
+    """What `check` warns of where the file says this."""
+    file = lockstep.directory / "shop.yaml"
+    file.write_text(re.sub("    start: .*", f"    start: {start}", file.read_text()))
+    findings = lockstep("check", "shop.yaml").document["findings"]
+    return [one["what"] for one in findings if (one["subject"], one["status"]) == ("source shop: start", "warn")]

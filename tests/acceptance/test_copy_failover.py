@@ -9,32 +9,18 @@ from typing import Any
 
 import pytest
 
-from cdc_core.config import Pipeline, load
-from cdc_core.meta import Meta, TableCopy
-from cdc_core.operations.copy import pace
+from cdc_core.meta import TableCopy
+from cdc_core.operations.copy import chunks
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.copy.pending import pending
 from cdc_core.operations.copy.steps import read_tables, stage_read
 from cdc_core.operations.extract import Extractor
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.stage_reader import table_state
-from cdc_core.stage.stores import open_store
-from tests.integration.replicated import Pair, run, start
-from tests.lab.opened import opened
+from tests.integration.replicated import Pair, start
+from tests.lab.staged_tables import table_state
 
 ROWS, CHUNK = 90, 30
-PIPELINE = """
-pipeline: shop
-sources:
-  - {{name: shop, connection: [env:A, env:B], server_id: 4711, start: latest, heartbeat_s: 0.3, read_timeout_s: 2,
-     reconnect_s: 1, rewind_s: 1}}
-tables: {{include: ['{0}[.].*'], on_unlogged_change: resync}}
-routes: [{{match: '{0}[.](.*)', to: '{0}.\\1'}}]
-snapshot: {{mode: initial, readers: 1, chunk_mib: 1}}
-stage: {{uri: 'file://{1}/stage'}}
-meta: {{url: 'sqlite:///{1}/meta.db'}}
-targets: [{{name: copy, connections: ["env:COPY"], tables: {{"*": {{}}}}}}]
-"""
 TABLE = "CREATE TABLE t (id INT PRIMARY KEY, v INT)"
 
 
@@ -56,9 +42,9 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = start(request, request.param)
     try:
         made.replicate()
-        run(made.primary, f"CREATE DATABASE {made.name}")
+        made.primary.run(f"CREATE DATABASE {made.name}")
         values = ", ".join(f"({number}, 0)" for number in range(1, ROWS + 1))
-        run(made.primary, TABLE, f"INSERT INTO t VALUES {values}", database=made.name)
+        made.primary.run(TABLE, f"INSERT INTO t VALUES {values}", database=made.name)
         made.caught_up()
         if not made.gtids:
             time.sleep(2)  # rewind_s: reading begins again after the table was created
@@ -68,37 +54,47 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def rows(server: Any, pair: Pair) -> list[tuple[Any, ...]]:
-    return run(server, "SELECT id, v FROM t ORDER BY id", database=pair.name)
+    return server.run("SELECT id, v FROM t ORDER BY id", database=pair.name)
+
+
+def write(lockstep: Any, pair: Pair, target: Any, **rules: dict[str, str]) -> None:
+    """A pipeline that reads either server of the pair. rules: of tables of the target."""
+    lockstep.environ |= {"A": pair.primary.url, "B": pair.replica.url, "COPY": target.url}
+    lockstep.write(
+        "shop", pair.name, routes="[]",
+        source="connection: [env:A, env:B], start: latest, heartbeat_s: 0.3, read_timeout_s: 2, reconnect_s: 1, "
+        "rewind_s: 1",
+        tables="on_unlogged_change: resync",
+        snapshot="mode: initial, readers: 1, chunk_mib: 1",
+        targets=[{"name": "copy", "connections": ["env:COPY"], "tables": {"*": {}, **rules}}],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("pair", "whole"), CASES, indirect=["pair"])
 def test_a_chunk_whose_source_fails_over_before_it_is_staged_is_read_again(
     pair: Pair, mariadb_target: Any, lockstep: Any, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    lockstep.environ |= {"A": pair.primary.url, "B": pair.replica.url, "COPY": mariadb_target.url}
-    file = lockstep.directory / "shop.yaml"
-    file.write_text(PIPELINE.format(pair.name, lockstep.directory))
-    run(mariadb_target, f"CREATE DATABASE {pair.name}")
-    run(mariadb_target, TABLE, database=pair.name)
-    pipeline, store = load(file), open_store(load(file).stage.uri)
-    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: CHUNK)
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        extract(pipeline, meta, lockstep.environ)
-        read(pipeline, meta, store, lockstep.environ, whole=whole)
+    write(lockstep, pair, mariadb_target)
+    mariadb_target.run(f"CREATE DATABASE {pair.name}")
+    mariadb_target.run(TABLE, database=pair.name)
+    monkeypatch.setattr(chunks, "chunk_rows", lambda size_bytes, row_bytes: CHUNK)
+    with lockstep.opened() as ready:
+        store = ready.store
+        extract(ready)
+        read(ready, whole=whole)
         # After `low` of the chunks that were read; the stage never has the old primary's log up to their `high`.
-        run(pair.primary, "UPDATE t SET v = 1 WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0",
-            "INSERT INTO t VALUES (1000, 1)", database=pair.name)  # fmt: skip
+        pair.primary.run("UPDATE t SET v = 1 WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0",
+                         "INSERT INTO t VALUES (1000, 1)", database=pair.name)  # fmt: skip
         pair.caught_up()
         pair.primary.kill()
         pair.promote()
-        run(pair.replica, "UPDATE t SET v = 2 WHERE id % 5 = 0", database=pair.name)
-        extract(pipeline, meta, lockstep.environ)
-        ready = opened(pipeline, meta, lockstep.environ)
+        pair.replica.run("UPDATE t SET v = 2 WHERE id % 5 = 0", database=pair.name)
+        extract(ready)
         with copier_lease(ready, "shop") as lease:
             staged = stage_read(ready, "shop", lease)
         assert staged.tables == ()
         assert [why for _, why in staged.dropped] == ["the source has gone to another server's log meanwhile"]
-        assert [one.name for one in pending(meta, "shop")] == [f"{pair.name}.t"]
+        assert [one.name for one in pending(ready.meta, "shop")] == [f"{pair.name}.t"]
     lockstep("run", "shop.yaml")
     copied = [chunk for batch in chain(store, "shop") for chunk in batch.chunks]
     assert copied
@@ -112,46 +108,41 @@ def test_a_chunk_whose_source_fails_over_before_it_is_staged_is_read_again(
 def test_changes_without_a_key_that_may_come_again_are_taken_with_a_copy_that_takes_their_place(
     pair: Pair, mariadb_target: Any, lockstep: Any
 ) -> None:
-    lockstep.environ |= {"A": pair.primary.url, "B": pair.replica.url, "COPY": mariadb_target.url}
-    rules = f'{{"*": {{}}, "{pair.name}.bare": {{no_key: rows}}}}'
-    text = "".join(line for line in PIPELINE.splitlines(keepends=True) if not line.startswith("routes"))
-    text = text.format(pair.name, lockstep.directory).replace('{"*": {}}', rules)
-    (lockstep.directory / "shop.yaml").write_text(text)
+    write(lockstep, pair, mariadb_target, **{f"{pair.name}.bare": {"no_key": "rows"}})
     bare = "CREATE TABLE bare (n INT)"
-    run(mariadb_target, f"CREATE DATABASE {pair.name}")
-    run(mariadb_target, TABLE, bare, database=pair.name)
-    run(pair.primary, bare, "INSERT INTO bare VALUES (1), (2)", database=pair.name)
+    mariadb_target.run(f"CREATE DATABASE {pair.name}")
+    mariadb_target.run(TABLE, bare, database=pair.name)
+    pair.primary.run(bare, "INSERT INTO bare VALUES (1), (2)", database=pair.name)
     lockstep("run", "shop.yaml")
-    run(pair.primary, "INSERT INTO bare VALUES (2), (3)", database=pair.name)
+    pair.primary.run("INSERT INTO bare VALUES (2), (3)", database=pair.name)
     lockstep("extract", "shop.yaml")
     pair.caught_up()
     pair.primary.kill()
     pair.promote()
-    run(pair.replica, "INSERT INTO bare VALUES (4)", "DELETE FROM bare WHERE n = 1", database=pair.name)
+    pair.replica.run("INSERT INTO bare VALUES (4)", "DELETE FROM bare WHERE n = 1", database=pair.name)
     assert lockstep("run", "shop.yaml", code=3).error["code"] == "stage.partial"
     assert lockstep("run", "shop.yaml", code=3).error["code"] == "stage.partial"
     lockstep("snapshot", "shop.yaml", f"{pair.name}.bare")
-    run(pair.replica, "INSERT INTO bare VALUES (5)", database=pair.name)
+    pair.replica.run("INSERT INTO bare VALUES (5)", database=pair.name)
     lockstep("run", "shop.yaml")
     query = "SELECT n FROM bare ORDER BY n"
-    assert run(mariadb_target, query, database=pair.name) == [(2,), (2,), (3,), (4,), (5,)]
+    assert mariadb_target.run(query, database=pair.name) == [(2,), (2,), (3,), (4,), (5,)]
     assert lockstep("verify", "shop.yaml").document["equal"]
 
 
-def extract(pipeline: Pipeline, meta: Meta, environ: dict[str, str]) -> None:
-    with Extractor(opened(pipeline, meta, environ), "shop") as extractor:
+def extract(ready: OpenPipeline) -> None:
+    with Extractor(ready, "shop") as extractor:
         assert extractor.drain().done
 
 
-def read(pipeline: Pipeline, meta: Meta, store: Any, environ: dict[str, str], *, whole: bool) -> None:
+def read(ready: OpenPipeline, *, whole: bool) -> None:
     """Reads the table's chunks, or only the first one."""
 
     def progressed(_: TableCopy) -> None:
         if not whole:
             raise EndedError
 
-    ready = opened(pipeline, meta, environ)
     with copier_lease(ready, "shop") as lease, nullcontext() if whole else pytest.raises(EndedError):
-        read_tables(ready, "shop", pending(meta, "shop"), lease, progressed)
-    (copy,) = meta.copies.find("shop")
+        read_tables(ready, "shop", pending(ready.meta, "shop"), lease, progressed)
+    (copy,) = ready.meta.copies.find("shop")
     assert copy.rows == ROWS if whole else 0 < copy.rows < ROWS

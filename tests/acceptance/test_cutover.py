@@ -30,11 +30,11 @@ from tests.acceptance.moving_shop import (
     TABLES,
     Shop,
     after_a_kill,
-    execute,
     goes_on,
     settled,
     shop,
 )
+from tests.lab.shell import export
 
 pytestmark = pytest.mark.spark
 EMPTYING = """
@@ -84,7 +84,7 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         # The old tables take no writes but Lockstep's, the new ones all but Lockstep's.
         for statement in ("INSERT INTO {} VALUES (5, 5)", "UPDATE {} SET n = 0", "DELETE FROM {}"):
             with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
-                execute(made.source, statement.format(f"{made.name}.orders"))
+                made.source.run(statement.format(f"{made.name}.orders"))
         late = lockstep("run", "shop.yaml", "--replay", "--target", f"{made.name}_shards", code=3)
         assert json.loads(late.out)["error"]["code"] == "target.fenced"
         # Nor would the newer rows be called wrong by the former direction, and repaired away.
@@ -113,7 +113,7 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         assert made.cutover("status", "shop.yaml")["state"] == "BACK"
         assert json.loads(lockstep("verify", "shop_back.yaml", code=3).out)["error"]["code"] == "cutover.switched"
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
-            execute(made.target, f"DELETE FROM {made.name}_0.orders_0")
+            made.target.run(f"DELETE FROM {made.name}_0.orders_0")
 
         # The pipeline carries changes to the target again, and there is a second way there, whatever a person has
         # chosen meanwhile for what the way back does about errors.
@@ -224,7 +224,7 @@ def test_only_a_person_answers_for_a_switch_command_that_did_not(lockstep: Any, 
             assert made.cutover("resume", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
             assert made.cutover("abort", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
             with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
-                execute(made.source, f"DELETE FROM {made.name}.orders")
+                made.source.run(f"DELETE FROM {made.name}.orders")
             assert made.cutover("resume", "shop.yaml", "--answer", "not-switched", code=3)["error"]["code"] == (
                 "cutover.not_switched"
             )
@@ -257,13 +257,25 @@ def test_writes_to_old_tables_that_somebody_has_opened_are_found_when_a_person_a
         made.behave("exit 9")
         lockstep("run", "shop.yaml")
         assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
-        open_gates({"env:SOURCE": [(made.name, "orders")]}, lockstep.environ)
-        execute(made.source, f"INSERT INTO {made.name}.orders VALUES (7, 7)")
+        export(lockstep.environ)
+        open_gates({"env:SOURCE": [(made.name, "orders")]})
+        made.source.run(f"INSERT INTO {made.name}.orders VALUES (7, 7)")
         slipped = made.cutover("resume", "shop.yaml", "--answer", "switched", code=4)["error"]
-        assert (slipped["code"], ", and 1 changes were made" in slipped["what"]) == ("cutover.slipped_before", True)
+        assert (slipped["code"], "the old tables took 1 changes" in slipped["what"]) == ("cutover.slipped_before", True)
         assert made.cutover("status", "shop.yaml")["state"] == "WATCH"
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
-            execute(made.source, f"DELETE FROM {made.name}.orders")
+            made.source.run(f"DELETE FROM {made.name}.orders")
+
+
+def _waiting_hook(made: Shop) -> Path:
+    """A command that stops nothing: it says that it was called, and waits until it may end."""
+    path = made.folder / "stop.sh"
+    path.write_text(
+        "#!/bin/sh\n[ $LOCKSTEP_CUTOVER_PHASE = stop ] || exit 0\n"
+        f"touch {made.folder}/stopping; until [ -e {made.folder}/go ]; do sleep 0.1; done\n"
+    )
+    path.chmod(0o755)
+    return path
 
 
 @pytest.mark.matrix
@@ -272,17 +284,17 @@ def test_writes_to_old_tables_that_somebody_has_opened_are_found_when_a_person_a
 def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: Any, servers: tuple[Any, Any]) -> None:
     with shop(lockstep, *servers) as made:
         lockstep("run", "shop.yaml")
-        execute(made.source, "XA START 'moving'", f"UPDATE {made.name}.items SET n = 77 WHERE id = 1000",
-                "XA END 'moving'", "XA PREPARE 'moving'", "SET GLOBAL innodb_table_locks = OFF")  # fmt: skip
+        made.source.run("XA START 'moving'", f"UPDATE {made.name}.items SET n = 77 WHERE id = 1000",
+                        "XA END 'moving'", "XA PREPARE 'moving'", "SET GLOBAL innodb_table_locks = OFF")  # fmt: skip
         made.behave(more="attempts: 1, patience_s: 1")
         prepared = made.cutover("run", "shop.yaml", code=75)["error"]
-        execute(made.source, "SET GLOBAL innodb_table_locks = ON")
+        made.source.run("SET GLOBAL innodb_table_locks = ON")
         if isinstance(made.source, MariaDb):  # beside it no row can be compared
             assert prepared["code"] == "snapshot.blocked"
         else:
             assert prepared["code"] == "cutover.rolled_back"
-            assert "transactions that wrote to them are still open" in prepared["what"]
-        execute(made.source, "XA COMMIT 'moving'")
+            assert "a transaction uses a table" in prepared["what"]
+        made.source.run("XA COMMIT 'moving'")
 
         with (
             made.application() as application,
@@ -290,8 +302,7 @@ def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: An
             session.cursor() as cursor,
         ):
             goes_on(made, application)
-            cursor.execute(f"UPDATE {made.name}.orders SET n = 99 WHERE id = 1000")
-            made.behave(more="attempts: 1, patience_s: 20")
+            made.behave(more=f"attempts: 1, patience_s: 20, stop_with: {_waiting_hook(made)}")
             process = subprocess.Popen(
                 lockstep.command("cutover", "run", "shop.yaml"), cwd=made.folder, env=lockstep.environment, text=True,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -301,6 +312,9 @@ def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: An
             for line in process.stderr:
                 said.append(line)
                 if line.strip() == "STOPPED":
+                    made.until((made.folder / "stopping").exists)
+                    cursor.execute(f"UPDATE {made.name}.orders SET n = 99 WHERE id = 1000")
+                    (made.folder / "go").touch()
                     # Writers queue for the locks meanwhile, and some of them give up.
                     made.until(lambda: application.expired > 0)
                     assert made.called() == []
@@ -366,8 +380,7 @@ def test_indexes_that_are_due_are_told_and_built_before_a_cutover(
         lockstep("run", "shop.yaml")
         lockstep("verify", "shop.yaml")
         at = f"{made.name}_0"
-        execute(
-            mariadb_target,
+        mariadb_target.run(
             f"UPDATE {at}._lockstep_table SET due = '[]' WHERE table_name = 'orders_1'",
             f"UPDATE {at}._lockstep_table SET due = "
             """'[{"name": "by_n", "parts": [["n", null, false]], "sql": "KEY `by_n` (`n`)", "alone": true}]' """
@@ -394,25 +407,25 @@ def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
     with shop(lockstep, mysql9, mariadb_target) as made:
         lockstep("run", "shop.yaml")
         lockstep("verify", "shop.yaml")
-        execute(mysql9, f"UPDATE {made.name}.orders SET n = 5 WHERE id = 1000")
+        mysql9.run(f"UPDATE {made.name}.orders SET n = 5 WHERE id = 1000")
         lockstep("run", "shop.yaml")
-        execute(mariadb_target, f"UPDATE {made.name}_0.orders_0 SET n = 6 WHERE id = 1000")
+        mariadb_target.run(f"UPDATE {made.name}_0.orders_0 SET n = 6 WHERE id = 1000")
         changed = made.cutover("run", "shop.yaml", code=4)["error"]
         assert (changed["code"], "1 rows of orders differ" in changed["what"]) == ("verify.differs", True)
         assert [one["state"] for one in made.cutover("status", "shop.yaml")["steps"]] == ["PREPARED", "CHASE"]
 
-        execute(mariadb_target, f"UPDATE {made.name}_0.orders_0 SET n = 5 WHERE id = 1000",
-                f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")  # fmt: skip
+        mariadb_target.run(f"UPDATE {made.name}_0.orders_0 SET n = 5 WHERE id = 1000",
+                           f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")  # fmt: skip
         stray = made.cutover("run", "shop.yaml", code=4)["error"]
         assert (stray["code"], stray["what"].startswith("items has ")) == ("verify.differs", True)
-        execute(mariadb_target, f"UPDATE {made.name}_0.items_0 SET id = 4000 WHERE id = 4")
+        mariadb_target.run(f"UPDATE {made.name}_0.items_0 SET id = 4000 WHERE id = 4")
         last = made.cutover("run", "shop.yaml", code=4)["error"]
         assert (last["code"], "greatest key of items" in last["what"]) == ("verify.differs", True)
-        execute(mariadb_target, f"UPDATE {made.name}_0.items_0 SET id = 4 WHERE id = 4000")
+        mariadb_target.run(f"UPDATE {made.name}_0.items_0 SET id = 4 WHERE id = 4000")
         assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
-        execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (7, 7)")  # nothing is locked or gated
+        mysql9.run(f"INSERT INTO {made.name}.orders VALUES (7, 7)")  # nothing is locked or gated
 
-        execute(mariadb_target, f"DELETE FROM {made.name}_0.items_0 WHERE id = 4")
+        mariadb_target.run(f"DELETE FROM {made.name}_0.items_0 WHERE id = 4")
         assert made.cutover("resume", "shop.yaml")["state"] == "WATCH"
         assert made.new("orders") == REST | {1000: 5, 7: 7}
 
@@ -472,7 +485,7 @@ def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
                 for (number,) in cursor.fetchall():
                     with suppress(pymysql.err.MySQLError):
                         cursor.execute(f"KILL {number}")
-            execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (8, 8)")
+            mysql9.run(f"INSERT INTO {made.name}.orders VALUES (8, 8)")
             lockstep("extract", "shop.yaml")
 
         monkeypatch.setattr(hold, "raise_fences", too_late)
@@ -501,8 +514,8 @@ def test_a_table_that_came_after_the_verification_is_verified_too(
         lockstep("run", "shop.yaml")
         lockstep("verify", "shop.yaml")
         assert "verifying every row" not in lockstep("cutover", "rehearse", "shop.yaml").err
-        execute(mariadb, f"CREATE TABLE {made.name}.later (id INT PRIMARY KEY, n INT NOT NULL)",
-                f"INSERT INTO {made.name}.later VALUES (1, 1)")  # fmt: skip
+        mariadb.run(f"CREATE TABLE {made.name}.later (id INT PRIMARY KEY, n INT NOT NULL)",
+                    f"INSERT INTO {made.name}.later VALUES (1, 1)")  # fmt: skip
         lockstep("run", "shop.yaml")
         assert "verifying every row" in lockstep("cutover", "rehearse", "shop.yaml").err
         assert "verifying every row" not in lockstep("cutover", "rehearse", "shop.yaml").err
@@ -517,12 +530,11 @@ def test_what_triggers_and_events_of_the_old_server_write_is_carried_over_or_ref
     """They write through tables that are neither carried nor locked, as often as they can, until they get an error."""
     with shop(lockstep, *servers) as made:
         name = made.name
-        execute(
-            made.source, f"CREATE TABLE {name}.visits (id INT AUTO_INCREMENT PRIMARY KEY)",
-            f"CREATE TRIGGER {name}.counted AFTER INSERT ON {name}.visits FOR EACH ROW "
+        made.source.run(f"CREATE TABLE {name}.visits (id INT AUTO_INCREMENT PRIMARY KEY)",
+                        f"CREATE TRIGGER {name}.counted AFTER INSERT ON {name}.visits FOR EACH ROW "
             f"INSERT INTO {name}.orders VALUES (100000 + NEW.id, NEW.id)",
-            "SET GLOBAL event_scheduler = ON",
-            f"CREATE EVENT {name}.tick ON SCHEDULE EVERY 1 SECOND DO "
+                        "SET GLOBAL event_scheduler = ON",
+                        f"CREATE EVENT {name}.tick ON SCHEDULE EVERY 1 SECOND DO "
             f"INSERT INTO {name}.items SELECT MAX(id) + 1, 7 FROM {name}.items",
         )  # fmt: skip
         try:
@@ -538,7 +550,7 @@ def test_what_triggers_and_events_of_the_old_server_write_is_carried_over_or_ref
             for table in TABLES:
                 assert made.old(table) == made.new(table)
         finally:
-            execute(made.source, f"DROP EVENT {name}.tick", "SET GLOBAL event_scheduler = OFF")
+            made.source.run(f"DROP EVENT {name}.tick", "SET GLOBAL event_scheduler = OFF")
 
 
 @FROM_MARIADB
@@ -555,19 +567,19 @@ def test_triggers_that_leave_lockstep_out_are_on_both_sides_and_do_their_work_on
 
     with shop(lockstep, *servers) as made:
         name = made.name
-        execute(made.source, f"CREATE TRIGGER {name}.twice AFTER INSERT ON {name}.orders FOR EACH ROW SET @n = 1")
+        made.source.run(f"CREATE TRIGGER {name}.twice AFTER INSERT ON {name}.orders FOR EACH ROW SET @n = 1")
         lockstep("run", "shop.yaml")
         assert [
             one["what"] for one in made.cutover("plan", "shop.yaml")["findings"] if "Lockstep writes" in one["what"]
         ] == [f"triggers of the old tables fire for what Lockstep writes there, too: {name}.twice"]
-        execute(made.source, f"DROP TRIGGER {name}.twice", triggers(name, ""))
-        execute(made.target, triggers(f"{name}_0", "_0"))
-        execute(made.source, f"INSERT INTO {name}.orders VALUES (4, 1), (8, 1)")
+        made.source.run(f"DROP TRIGGER {name}.twice", triggers(name, ""))
+        made.target.run(triggers(f"{name}_0", "_0"))
+        made.source.run(f"INSERT INTO {name}.orders VALUES (4, 1), (8, 1)")
         lockstep("run", "shop.yaml")
         assert made.new("items")[1000] == made.old("items")[1000] == 3
         there = made.cutover("run", "shop.yaml")
         assert (there["state"], [one for one in there["findings"] if "Lockstep writes" in one["what"]]) == ("WATCH", [])
-        execute(made.target, f"INSERT INTO {name}_0.orders_0 VALUES (12, 1), (16, 1), (20, 1)")
+        made.target.run(f"INSERT INTO {name}_0.orders_0 VALUES (12, 1), (16, 1), (20, 1)")
         lockstep("run", "shop_back.yaml")
         assert made.old("items")[1000] == made.new("items")[1000] == 6
         assert made.cutover("back", "shop.yaml")["state"] == "COMPLETE"
@@ -602,27 +614,27 @@ def test_groups_of_tables_are_switched_and_led_back_each_by_its_pipeline(
         orders, items = f"{made.name}.orders", f"{made.name}.items"
 
         # A group that fails leaves the other one where it is.
-        execute(made.target, f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")
+        made.target.run(f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")
         assert made.cutover("run", "items.yaml", code=4)["error"]["code"] == "verify.differs"
         assert made.cutover("run", "orders.yaml")["state"] == "WATCH"
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
-            execute(made.source, f"DELETE FROM {orders}")
-        execute(made.source, f"INSERT INTO {items} VALUES (8, 8)")
-        execute(made.target, f"DELETE FROM {made.name}_0.items_0 WHERE id = 4")
+            made.source.run(f"DELETE FROM {orders}")
+        made.source.run(f"INSERT INTO {items} VALUES (8, 8)")
+        made.target.run(f"DELETE FROM {made.name}_0.items_0 WHERE id = 4")
         lockstep("run", "items.yaml")
         assert made.new("items") == REST | {8: 8}
         assert made.cutover("status", "items.yaml")["state"] == "CHASE"
 
         # Each has its own way there and back.
         assert made.cutover("resume", "items.yaml")["state"] == "WATCH"
-        execute(made.target, f"INSERT INTO {made.name}_0.items_1 (id, n) VALUES (1, 1)",
-                f"INSERT INTO {made.name}_0.orders_1 (id, n) VALUES (1, 1)")  # fmt: skip
+        made.target.run(f"INSERT INTO {made.name}_0.items_1 (id, n) VALUES (1, 1)",
+                        f"INSERT INTO {made.name}_0.orders_1 (id, n) VALUES (1, 1)")  # fmt: skip
         lockstep("run", "orders_back.yaml")
         assert made.cutover("back", "orders.yaml")["state"] == "COMPLETE"
         assert made.cutover("status", "items.yaml")["state"] == "WATCH"
-        execute(made.source, f"INSERT INTO {orders} VALUES (9, 9)")
+        made.source.run(f"INSERT INTO {orders} VALUES (9, 9)")
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
-            execute(made.source, f"DELETE FROM {items}")
+            made.source.run(f"DELETE FROM {items}")
         lockstep("run", "orders.yaml")
         lockstep("run", "items_back.yaml")
         assert made.new("orders") == made.old("orders") == REST | {1: 1, 9: 9}
@@ -640,17 +652,18 @@ def test_a_group_is_taken_out_of_a_pipeline_that_goes_on_with_the_other_tables(
         lockstep("run", "shop.yaml")
         one, path = group(made, "items", 0), made.folder / "shop.yaml"
         text = one.read_text().replace("/meta.db", "/meta_items.db")
+        text = text.replace("targets:\n  - name:", "targets:\n  - existing: keep\n    name:")
         one.write_text(text.replace("start: latest", "start: latest, timeline: 1"))
 
         # Both read the table for a while.
-        execute(made.source, f"INSERT INTO {items} VALUES (8, 8)", f"DELETE FROM {items} WHERE id = 1000")
+        made.source.run(f"INSERT INTO {items} VALUES (8, 8)", f"DELETE FROM {items} WHERE id = 1000")
         lockstep("extract", "items.yaml")
-        execute(made.source, f"INSERT INTO {items} VALUES (9, 9)", f"DELETE FROM {items} WHERE id = 1001",
-                f"INSERT INTO {orders} VALUES (8, 8)")  # fmt: skip
+        made.source.run(f"INSERT INTO {items} VALUES (9, 9)", f"DELETE FROM {items} WHERE id = 1001",
+                        f"INSERT INTO {orders} VALUES (8, 8)")  # fmt: skip
         lockstep("run", "shop.yaml")
         path.write_text(path.read_text().replace("orders|items", "orders"))
-        execute(made.source, f"UPDATE {items} SET n = 90 WHERE id = 9", f"DELETE FROM {items} WHERE id = 8",
-                f"INSERT INTO {orders} VALUES (9, 9)")  # fmt: skip
+        made.source.run(f"UPDATE {items} SET n = 90 WHERE id = 9", f"DELETE FROM {items} WHERE id = 8",
+                        f"INSERT INTO {orders} VALUES (9, 9)")  # fmt: skip
         for file in ("items.yaml", "shop.yaml"):
             lockstep("run", file)
             lockstep("verify", file)
@@ -658,8 +671,8 @@ def test_a_group_is_taken_out_of_a_pipeline_that_goes_on_with_the_other_tables(
             assert made.new(table) == made.old(table)
 
         assert made.cutover("run", "items.yaml")["state"] == "WATCH"
-        execute(made.source, f"INSERT INTO {orders} VALUES (7, 7)")
-        execute(made.target, f"INSERT INTO {made.name}_0.items_1 (id, n) VALUES (1, 1)")
+        made.source.run(f"INSERT INTO {orders} VALUES (7, 7)")
+        made.target.run(f"INSERT INTO {made.name}_0.items_1 (id, n) VALUES (1, 1)")
         lockstep("run", "shop.yaml")
         lockstep("run", "items_back.yaml")
         for table in TABLES:
@@ -688,12 +701,12 @@ def test_old_tables_that_somebody_empties_after_the_switch_are_seen_and_nobody_i
     with shop(lockstep, *servers) as made:
         lockstep("run", "shop.yaml")
         assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
-        execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
+        made.target.run(f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
         lockstep("run", "shop_back.yaml")
         lockstep("verify", "shop_back.yaml")
         assert made.cutover("status", "shop.yaml")["way_back"]["ready"] is True
 
-        execute(made.source, f"TRUNCATE TABLE {made.name}.orders")
+        made.source.run(f"TRUNCATE TABLE {made.name}.orders")
         path = made.folder / "shop.yaml"
         for policy in ("on_truncate: unlogged", "on_unlogged_change: record", "on_truncate: stage"):
             text = path.read_text().split("tables: {", 1)
@@ -747,7 +760,7 @@ def test_nobody_is_led_to_old_tables_that_are_emptied_when_everything_was_compar
         assert (error["code"], "orders" in error["what"]) == (found, True)
         assert (made.old("orders"), made.new("orders")) == ({}, REST)
         assert made.place_of_application() == "new"
-        execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")  # it takes writes
+        made.target.run(f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")  # it takes writes
         assert made.cutover("back", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
 
 
@@ -763,8 +776,8 @@ def test_old_tables_that_somebody_alters_after_the_switch_stop_the_way_back(
         lockstep("run", "shop_back.yaml")
         lockstep("verify", "shop_back.yaml")
         for statement in (f"ALTER TABLE {made.name}.orders DROP COLUMN n", f"DROP TABLE {made.name}.orders"):
-            execute(made.source, statement)
-            execute(made.target, f"REPLACE INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
+            made.source.run(statement)
+            made.target.run(f"REPLACE INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
             error = json.loads(lockstep("run", "shop_back.yaml", code=3).out)["error"]
             assert f"{made.name}.orders" in json.dumps(error), error
             status = made.cutover("status", "shop.yaml")["way_back"]

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from cdc_core.meta import Meta
-from cdc_core.operations.cutover import cutover_report as cutover_status
-from cdc_core.operations.cutover import hold, machine
+from cdc_core import config
+from cdc_core.operations.cutover import cutover_report, hold, machine
 from cdc_core.operations.cutover.cutover_report import way_back_document
-from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, execute, shop
+from cdc_core.stage.isolated import clear
+from cdc_core.stage.stores import open_stage
+from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, shop
 from tests.lab.refusals import refusal
 
 pytestmark = pytest.mark.spark
@@ -47,7 +48,7 @@ def unreadable(table: str) -> list[str]:
 def verified_after_its_copy(made: Shop) -> None:
     """The log has gone on since the copy, so that no proof compares the rows that were copied."""
     made.lockstep("run", "shop.yaml")
-    execute(made.source, f"UPDATE {made.name}.items SET n = 3 WHERE id = 1000")
+    made.source.run(f"UPDATE {made.name}.items SET n = 3 WHERE id = 1000")
     made.lockstep("run", "shop.yaml")
     made.lockstep("verify", "shop.yaml")
 
@@ -82,7 +83,8 @@ def test_updates_of_a_table_that_was_isolated_after_its_verification_are_not_lef
             assert made.cutover(verb, "shop.yaml", code=3)["error"]["code"] == "table.not_captured"
 
         # Read again, it waits for its copy, and then every row is verified first.
-        lockstep("stage", "isolated", "shop.yaml", "--clear", f"{made.name}.orders")
+        pipeline = config.load(made.folder / "shop.yaml")
+        clear(open_stage(pipeline.stage), pipeline.sources[0].name, f"{made.name}.orders")
         lockstep("extract", "shop.yaml")
         assert made.cutover("plan", "shop.yaml", code=3)["error"]["code"] == "cutover.copy_due"
         lockstep("run", "shop.yaml")
@@ -105,24 +107,24 @@ def test_what_is_known_of_rows_that_changed_without_the_log_counts_more_than_an_
         orders, items, there = f"{made.name}.orders", f"{made.name}.items", f"{made.name}_0.orders_0"
 
         # A later verification has found something, if only a sample, or a number of rows.
-        execute(made.target, f"UPDATE {there} SET n = 9 WHERE id = 1000")
+        made.target.run(f"UPDATE {there} SET n = 9 WHERE id = 1000")
         lockstep("verify", "shop.yaml", "--mode", "random", "--sample", "100", code=4)
         speaks_against_it(made, "were found to differ")
         assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
-        execute(made.target, f"UPDATE {there} SET n = 1 WHERE id = 1000")
+        made.target.run(f"UPDATE {there} SET n = 1 WHERE id = 1000")
         lockstep("verify", "shop.yaml")
         assert made.cutover("plan", "shop.yaml")["evidence"] is not None
-        execute(made.target, f"INSERT INTO {there} (id, n) VALUES (4, 4)")
+        made.target.run(f"INSERT INTO {there} (id, n) VALUES (4, 4)")
         lockstep("verify", "shop.yaml", "--mode", "count", code=4)
         speaks_against_it(made, "--mode count")
-        execute(made.target, f"DELETE FROM {there} WHERE id = 4")
+        made.target.run(f"DELETE FROM {there} WHERE id = 4")
         lockstep("verify", "shop.yaml")
         assert made.cutover("plan", "shop.yaml")["evidence"] is not None
 
         # A definition has given rows other values.
-        execute(made.source, f"ALTER TABLE {items} DROP COLUMN n",
-                f"ALTER TABLE {items} ADD COLUMN n INT NOT NULL DEFAULT 7",
-                f"UPDATE {items} SET n = 8 WHERE id = 1001")  # fmt: skip
+        made.source.run(f"ALTER TABLE {items} DROP COLUMN n",
+                        f"ALTER TABLE {items} ADD COLUMN n INT NOT NULL DEFAULT 7",
+                        f"UPDATE {items} SET n = 8 WHERE id = 1001")  # fmt: skip
         lockstep("run", "shop.yaml")
         speaks_against_it(made, items)
         assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
@@ -130,8 +132,8 @@ def test_what_is_known_of_rows_that_changed_without_the_log_counts_more_than_an_
         lockstep("verify", "shop.yaml")
 
         # A statement has changed rows that the log does not have.
-        execute(made.source, "SET SESSION binlog_format = STATEMENT", f"UPDATE {orders} SET n = n + 1 WHERE id = 1000",
-                "SET SESSION binlog_format = ROW", f"UPDATE {orders} SET n = 50 WHERE id = 1001")  # fmt: skip
+        made.source.run("SET SESSION binlog_format = STATEMENT", f"UPDATE {orders} SET n = n + 1 WHERE id = 1000",
+                        "SET SESSION binlog_format = ROW", f"UPDATE {orders} SET n = 50 WHERE id = 1001")  # fmt: skip
         lockstep("run", "shop.yaml")
         speaks_against_it(made, orders)
         assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
@@ -154,7 +156,7 @@ def test_a_row_that_a_verification_finds_to_differ_while_the_cutover_catches_up_
         chase = machine.chase
 
         def found_meanwhile(*arguments: Any) -> Any:
-            execute(made.target, f"UPDATE {there} SET n = 9 WHERE id = 1000")
+            made.target.run(f"UPDATE {there} SET n = 9 WHERE id = 1000")
             lockstep("verify", "shop.yaml", "--mode", "random", "--sample", "100", code=4)
             return chase(*arguments)
 
@@ -165,7 +167,7 @@ def test_a_row_that_a_verification_finds_to_differ_while_the_cutover_catches_up_
         assert error.code == "cutover.verify_again"
         assert made.called() == []
         assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
-        execute(made.target, f"UPDATE {there} SET n = 1 WHERE id = 1000")
+        made.target.run(f"UPDATE {there} SET n = 1 WHERE id = 1000")
         assert made.cutover("resume", "shop.yaml")["state"] == "WATCH"
         assert made.new("orders") == made.old("orders")
 
@@ -183,7 +185,7 @@ def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switche
 ) -> None:
     with shop(lockstep, mysql9, mariadb_target) as made:
         visits = f"{made.name}.visits"
-        execute(mysql9, f"CREATE TABLE {visits} (id INT AUTO_INCREMENT PRIMARY KEY)")
+        mysql9.run(f"CREATE TABLE {visits} (id INT AUTO_INCREMENT PRIMARY KEY)")
         path = made.folder / "shop.yaml"
         text = path.read_text().replace("(orders|items)", "(orders|items|visits)")
         rule = re.search(r"'\*': (.*)", text)
@@ -194,7 +196,7 @@ def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switche
 
         def visited(*arguments: Any, **named: Any) -> None:
             fence(*arguments, **named)
-            execute(mysql9, f"INSERT INTO {visits} VALUES ()")
+            mysql9.run(f"INSERT INTO {visits} VALUES ()")
 
         monkeypatch.setattr(hold, "raise_fences", visited)
         with made.in_this_process(monkeypatch) as (work, lease):
@@ -206,13 +208,14 @@ def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switche
 def test_a_way_back_is_ready_only_while_its_evidence_counts_and_everything_is_applied(
     lockstep: Any, mariadb: Any, mysql9: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with shop(lockstep, mariadb, mysql9) as made, Meta.open(made.meta_url, made.name) as meta:
+    with shop(lockstep, mariadb, mysql9) as made, lockstep.opened() as ready:
+        meta = ready.meta
         lockstep("run", "shop.yaml")
         assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
         switched = meta.cutovers.latest(made.name)
         assert switched is not None
         there = f"{made.name}_0.orders_0"
-        execute(mysql9, f"INSERT INTO {there} (id, n) VALUES (4, 4)")
+        mysql9.run(f"INSERT INTO {there} (id, n) VALUES (4, 4)")
         lockstep("run", "shop_back.yaml")
         assert "never verified" in way_back_document(meta, switched, "24h")["said"]
         lockstep("verify", "shop_back.yaml")
@@ -221,7 +224,7 @@ def test_a_way_back_is_ready_only_while_its_evidence_counts_and_everything_is_ap
         old = way_back_document(meta, switched, "1s")
         assert (old["ready"], "too old (cutover.evidence: 1s)" in old["said"]) == (False, True)
 
-        execute(mariadb, "SET @lockstep_writes = 1", f"UPDATE {made.name}.orders SET n = 9 WHERE id = 4")
+        mariadb.run("SET @lockstep_writes = 1", f"UPDATE {made.name}.orders SET n = 9 WHERE id = 4")
         lockstep("verify", "shop_back.yaml", "--mode", "random", "--sample", "100", code=4)
         differs = way_back_document(meta, switched, "24h")
         assert (differs["ready"], "1 row of orders were found to differ" in differs["said"]) == (False, True)
@@ -230,9 +233,9 @@ def test_a_way_back_is_ready_only_while_its_evidence_counts_and_everything_is_ap
         assert way_back_document(meta, switched, "24h")["ready"] is True
 
         # Staged, and applied by nobody.
-        execute(mysql9, f"UPDATE {there} SET n = 5 WHERE id = 4")
+        mysql9.run(f"UPDATE {there} SET n = 5 WHERE id = 4")
         lockstep("extract", "shop_back.yaml")
-        monkeypatch.setattr(cutover_status, "LATE_S", 0.0)
+        monkeypatch.setattr(cutover_report, "LATE_S", 0.0)
         waits = way_back_document(meta, switched, "24h")
         assert (waits["ready"], waits["lag_s"] > 0, " to apply" in waits["said"]) == (False, True, True)
 
@@ -257,7 +260,7 @@ def test_rows_that_were_written_to_tables_opened_by_a_cutover_that_did_not_switc
         made.behave(BACK_THAT_FAILS.format(flag=flag, python=sys.executable, script=script, code=code), "attempts: 1")
         lockstep("run", "shop.yaml")
         assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
-        execute(made.target, f"UPDATE {made.name}_0.orders_0 SET n = 50 WHERE id = 1000")
+        made.target.run(f"UPDATE {made.name}_0.orders_0 SET n = 50 WHERE id = 1000")
         lockstep("run", "shop_back.yaml")
         lockstep("verify", "shop_back.yaml")
         assert made.cutover("status", "shop.yaml")["way_back"]["ready"] is True

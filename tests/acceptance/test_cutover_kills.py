@@ -25,6 +25,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.acceptance.conftest import CommandLine
 from tests.acceptance.cutover_cases import (
     CASES,
     COMMAND,
@@ -139,6 +140,12 @@ class Stations:
     def close(self) -> None:
         for _, stack, _ in self._open.values():
             stack.close()
+
+
+@pytest.fixture
+def lockstep(tmp_path: Path, commands: ForkedCommands) -> CommandLine:
+    """Databases stay: those of a station are of many cases."""
+    return CommandLine(tmp_path, commands)
 
 
 @pytest.fixture(scope="module")

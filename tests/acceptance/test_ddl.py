@@ -23,13 +23,6 @@ ALTER TABLE orders DROP COLUMN note;
 """
 
 
-def run(server: Any, *statements: str) -> list[tuple[Any, ...]]:
-    with server.connect(None, autocommit=True) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-        return list(cursor.fetchall())
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize("server", ["mariadb", "mysql9"])
 def test_64_shards_are_defined_alike_after_any_kills(
@@ -38,37 +31,24 @@ def test_64_shards_are_defined_alike_after_any_kills(
     at: MariaDb = request.getfixturevalue(server)
     name = f"t_{uuid.uuid4().hex[:10]}"
     table = "(id BIGINT PRIMARY KEY, v INT)"
-    run(at, f"CREATE DATABASE {name}", f"CREATE TABLE {name}.orders {table}")
+    at.run(f"CREATE DATABASE {name}", f"CREATE TABLE {name}.orders {table}")
     for d in range(8):
-        run(at, f"CREATE DATABASE {name}_{d}", *(f"CREATE TABLE {name}_{d}.orders_{t} {table}" for t in range(8)))
-    try:
-        _killed_until_done(at, name, lockstep, commands, tmp_path)
-    finally:
-        run(at, *(f"DROP DATABASE {name}{one}" for one in ("", *(f"_{d}" for d in range(8)))))
+        at.run(f"CREATE DATABASE {name}_{d}", *(f"CREATE TABLE {name}_{d}.orders_{t} {table}" for t in range(8)))
+    _killed_until_done(at, name, lockstep, commands, tmp_path)
 
 
 def altered(at: Any, name: str) -> int:
     """How many shards have the new column."""
     sql = "SELECT COUNT(*) FROM information_schema.COLUMNS WHERE COLUMN_NAME = 'note' AND TABLE_SCHEMA LIKE "
-    return int(run(at, f"{sql}'{name}\\_%'")[0][0])
+    return int(at.run(f"{sql}'{name}\\_%'")[0][0])
 
 
 def _killed_until_done(at: Any, name: str, lockstep: CommandLine, commands: ForkedCommands, folder: Path) -> None:
-    (folder / "shop.yaml").write_text(f"""
-pipeline: shop
-sources: [{{name: one, connection: env:SERVER, server_id: 77}}]
-tables: {{include: ['{name}\\.orders']}}
-routes: [{{match: '{name}\\.orders', to: orders}}]
-stage: {{uri: file://{folder}/stage}}
-meta: {{url: sqlite:///{folder}/meta.db}}
-limits: {{lease_s: 5}}
-targets:
-  - name: shards
-    connections: [env:SERVER]
-    tables:
-      orders:
-        {{database: '{name}_{{d}}', table: 'orders_{{t}}', sharding: {{key: id, databases: 8, tables: 8}}}}
-""")
+    rule = {"database": f"{name}_{{d}}", "table": "orders_{t}", "sharding": {"key": "id", "databases": 8, "tables": 8}}
+    lockstep.write(
+        "shop", name, source="connection: env:SERVER", tables={"include": [rf"{name}\.orders"]}, limits="lease_s: 5",
+        targets=[{"name": "shards", "connections": ["env:SERVER"], "tables": {"orders": rule}}],
+    )  # fmt: skip
     (folder / "add.sql").write_text(_FILE)
     lockstep.environ["SERVER"] = at.url
     planned = lockstep("ddl", "plan", "shop.yaml", "add.sql").document
@@ -90,11 +70,10 @@ targets:
     done = lockstep("ddl", "run", "shop.yaml", "add.sql").document
     assert done["done"]
     assert {one["definition"] for one in done["tables"][0]["shards"]} == {done["tables"][0]["shards"][0]["definition"]}
-    rows = run(
-        at,
+    rows = at.run(
         "SELECT COUNT(DISTINCT TABLE_SCHEMA, TABLE_NAME) FROM information_schema.STATISTICS WHERE "
         f"TABLE_SCHEMA LIKE '{name}\\_%' AND INDEX_NAME = 'by_note'",
     )
     assert rows[0][0] == 64
-    lockstep("ddl", "down", "shop.yaml", "add.sql")
+    lockstep("ddl", "run", "shop.yaml", "add.sql", "--down")
     assert lockstep("ddl", "plan", "shop.yaml", "add.sql").document["tables"][0]["shards"][63]["behind"] == 0

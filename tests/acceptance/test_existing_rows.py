@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,8 @@ def told(pattern: str) -> str:
     return match[1]
 
 
-def run_sql(server: Any, *statements: str, database: str | None = None) -> None:
-    with closing(server.connect(database, autocommit=True)) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-
-
 def rows(server: Any, database: str, table: str) -> list[tuple[Any, ...]]:
-    with closing(server.connect(database)) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT order_id, status FROM {table} ORDER BY 1")
-        return list(cursor.fetchall())
+    return server.run(f"SELECT order_id, status FROM {table} ORDER BY 1", database=database)
 
 
 def tool(server: Any, mysql: str, mariadb: str) -> tuple[str, ...]:
@@ -54,10 +45,10 @@ def reached(server: Any, user: str, password: str = "") -> tuple[str, ...]:
 def dumped(server: Any, database: str, user: str) -> str:
     """The dump of the tutorial, by an account that has its grants and no others."""
     mariadb = isinstance(server, MariaDb)
-    run_sql(server, f"CREATE USER {user} IDENTIFIED BY 'x'")
+    server.run(f"CREATE USER {user} IDENTIFIED BY 'x'")
     for granted in (told(r"^GRANT (REPLICATION SLAVE.*?) ON \*"), told(r"^GRANT (RELOAD.*?) ON \*")):
         names = granted.replace("REPLICATION CLIENT", "BINLOG MONITOR") if mariadb else granted
-        run_sql(server, f"GRANT {names} ON *.* TO {user}")
+        server.run(f"GRANT {names} ON *.* TO {user}")
     options = told(r"^mysqldump -h db -u cdc -p (.*) --databases")
     if mariadb:
         options = options.replace("--source-data=2 --set-gtid-purged=OFF", "--master-data=2")
@@ -87,61 +78,56 @@ def test_existing_rows_are_said_to_be_missing_and_reach_a_target_by_the_tutorial
     source, target = servers
     name = f"shop_{uuid.uuid4().hex[:8]}"
     user = f"u_{name}"
-    run_sql(source, f"CREATE DATABASE {name}")
-    try:
-        run_sql(
-            source, "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(9))",
-            "INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old')", database=name,
-        )  # fmt: skip
-        dump = dumped(source, name, user)
-        run_sql(source, "UPDATE orders SET status = 'new' WHERE order_id = 2", "INSERT INTO orders VALUES (4, 'new')",
-                "DELETE FROM orders WHERE order_id = 3", database=name)  # fmt: skip
-        assert told(r"^mysql -h target -u (\w+) -p < shop.sql") == target.user
-        loading = (*tool(target, "mysql", "mariadb"), *reached(target, target.user, target.password))
-        subprocess.run(loading, input=dump, text=True, check=True)
+    source.run(f"CREATE DATABASE {name}")
+    source.run("CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(9))",
+               "INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old')", database=name,
+    )  # fmt: skip
+    dump = dumped(source, name, user)
+    source.run("UPDATE orders SET status = 'new' WHERE order_id = 2", "INSERT INTO orders VALUES (4, 'new')",
+               "DELETE FROM orders WHERE order_id = 3", database=name)  # fmt: skip
+    assert told(r"^mysql -h target -u (\w+) -p < shop.sql") == target.user
+    loading = (*tool(target, "mysql", "mariadb"), *reached(target, target.user, target.password))
+    subprocess.run(loading, input=dump, text=True, check=True)
 
-        lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-        include = rf"{name}\..*"
-        made = lockstep("init", "shop", "--source", "env:SHOP", "--include", include, "--target", "env:COPY").document
-        assert any(f"of {name}.orders from before the start" in line for line in made["warnings"])
-        place = re.search(r"(?:SOURCE|MASTER)_LOG_FILE='([^']+)', (?:SOURCE|MASTER)_LOG_POS=(\d+)", dump)
-        assert place is not None
-        file = lockstep.directory / "shop.yaml"
-        begin = f"start: {{position: {{file: {place[1]}, offset: {place[2]}}}}}"
-        assert "mode: initial" in file.read_text()
-        file.write_text(re.sub("start: .*", begin, file.read_text()).replace("mode: initial", "mode: none"))
-        assert lockstep("run", "shop.yaml", code=3).error["code"] == "target.existing"
-        assert "`existing: keep`" in TUTORIAL
-        file.write_text(file.read_text().replace("# existing: replace", "existing: keep"))
+    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
+    include = rf"{name}\..*"
+    made = lockstep("init", "shop", "--source", "env:SHOP", "--include", include, "--target", "env:COPY").document
+    assert any(f"of {name}.orders from before the start" in line for line in made["warnings"])
+    place = re.search(r"(?:SOURCE|MASTER)_LOG_FILE='([^']+)', (?:SOURCE|MASTER)_LOG_POS=(\d+)", dump)
+    assert place is not None
+    file = lockstep.directory / "shop.yaml"
+    begin = f"start: {{position: {{file: {place[1]}, offset: {place[2]}}}}}"
+    assert "mode: initial" in file.read_text()
+    file.write_text(re.sub("start: .*", begin, file.read_text()).replace("mode: initial", "mode: none"))
+    assert lockstep("run", "shop.yaml", code=3).error["code"] == "target.existing"
+    assert "`existing: keep`" in TUTORIAL
+    file.write_text(file.read_text().replace("# existing: replace", "existing: keep"))
 
-        checked = lockstep("check", "shop.yaml").document
-        (found,) = [one for one in checked["findings"] if "existing rows" in one["subject"]]
-        assert (found["status"], "tutorial.md" in found["remedy"]) == ("warn", True)
-        done = lockstep("run", "shop.yaml")
-        assert "partial" in done.err
-        assert list(done.document["extracted"][0]["partial"]) == [f"{name}.orders"]
-        assert rows(target, name, "orders") == rows(source, name, "orders") == [(1, "old"), (2, "new"), (4, "new")]
+    checked = lockstep("check", "shop.yaml").document
+    (found,) = [one for one in checked["findings"] if "existing rows" in one["subject"]]
+    assert (found["status"], "tutorial.md" in found["remedy"]) == ("warn", True)
+    done = lockstep("run", "shop.yaml")
+    assert "partial" in done.err
+    assert list(done.document["extracted"][0]["partial"]) == [f"{name}.orders"]
+    assert rows(target, name, "orders") == rows(source, name, "orders") == [(1, "old"), (2, "new"), (4, "new")]
 
-        error = lockstep("stage", "export", "shop.yaml", f"{name}.orders", "-o", "x.parquet", code=3).error
-        assert error["code"] == "stage.partial"
-        assert re.search(r"from before its capture are not captured \(~\d+ rows? at binlog", error["what"])
-        count = f'SELECT count(*) FROM "{name}.orders"'
-        error = lockstep("stage", "sql", "shop.yaml", count, code=3).error
-        assert (error["code"], "`lockstep snapshot" in error["remedy"]) == ("stage.partial", True)
-        assert lockstep("stage", "sql", "shop.yaml", count, "--partial").document["rows"] == [[2]]
-        status = lockstep("status", "shop.yaml").document
-        assert [one["code"] for one in status["problems"]] == ["stage.partial"]
-    finally:
-        run_sql(source, f"DROP DATABASE {name}", f"DROP USER IF EXISTS {user}")
-        run_sql(target, f"DROP DATABASE IF EXISTS {name}")
+    error = lockstep("stage", "export", "shop.yaml", f"{name}.orders", "-o", "x.parquet", code=3).error
+    assert error["code"] == "stage.partial"
+    assert re.search(r"from before its capture are not captured \(~\d+ rows? at binlog", error["what"])
+    count = f'SELECT count(*) FROM "{name}.orders"'
+    error = lockstep("stage", "sql", "shop.yaml", count, code=3).error
+    assert (error["code"], "`lockstep snapshot" in error["remedy"]) == ("stage.partial", True)
+    assert lockstep("stage", "sql", "shop.yaml", count, "--partial").document["rows"] == [[2]]
+    status = lockstep("status", "shop.yaml").document
+    assert [one["code"] for one in status["problems"]] == ["stage.partial"]
+    source.run(f"DROP USER {user}")
 
 
 def test_an_extract_that_fails_is_the_first_thing_that_status_says_until_one_succeeds(
     source_database: Any, lockstep: Any
 ) -> None:
     source_database.execute("CREATE TABLE orders (order_id INT PRIMARY KEY)")
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*")
+    lockstep.init(source_database.server, source_database.name)
     never = lockstep("status", "shop.yaml", code=75).document
     assert "never extracted" in never["problems"][0]["what"]
     file = lockstep.directory / "shop.yaml"
@@ -170,7 +156,6 @@ class Trial:
         for at, (name, columns) in enumerate(TABLES.items()):
             self.source.execute(f"CREATE TABLE used.{name} ({columns})")
             self.source.execute(f"INSERT INTO used.{name} VALUES ({at}0, 1), ({at}1, 1), ({at}2, 1)")
-        self.copy.execute("SET GLOBAL local_infile = ON")
         lockstep("init", "shop", "--source", "env:SHOP", "--include", r"used\..*", "--target", "env:COPY")
         self.file = lockstep.directory / "shop.yaml"
         text = self.file.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 DATABASE = "former"
@@ -27,7 +26,7 @@ STEPS = (
 )
 
 
-@pytest.fixture(params=["mariadb", "mysql9"])
+@pytest.fixture
 def cursor(request: pytest.FixtureRequest, lockstep: Any) -> Iterator[Any]:
     server = request.getfixturevalue(request.param)
     lockstep.environ["SHOP"] = server.url
@@ -40,7 +39,6 @@ def cursor(request: pytest.FixtureRequest, lockstep: Any) -> Iterator[Any]:
         cursor.execute("CREATE TABLE bag (id INT, c INT, d DATE, e INT)")
         lockstep("extract", "shop.yaml")  # begins here
         yield cursor
-        cursor.execute(f"DROP DATABASE {DATABASE}")
 
 
 @pytest.mark.parametrize(
@@ -67,15 +65,13 @@ def test_the_state_shows_no_value_from_before_the_column_was_dropped(cursor: Any
         query = f"SELECT id, c, coalesce(_cdc_literal['d'], d::VARCHAR), e, _cdc_absent FROM \"former.{table}\""
         state = lockstep("stage", "sql", "shop.yaml", f"{query} ORDER BY id, e").document["rows"]
         assert state == [[*row, None] for row in rows]
-        exported = lockstep.directory / f"{table}.parquet"
-        lockstep("stage", "export", "shop.yaml", f"former.{table}", "-o", exported)
-        assert [
-            row["e"] for row in pq.read_table(exported).sort_by([("id", "ascending"), ("e", "ascending")]).to_pylist()
-        ] == [row[3] for row in rows]
+        exported = lockstep.exported(f"former.{table}").sort_by([("id", "ascending"), ("e", "ascending")])
+        assert exported["e"].to_pylist() == [row[3] for row in rows]
     query = 'SELECT c FROM "former.keyed_changes" WHERE id = 1'
     assert lockstep("stage", "sql", "shop.yaml", query).document["rows"] == [[5]]
 
 
+@pytest.mark.parametrize("cursor", ["mariadb"], indirect=True)
 def test_a_moment_before_the_column_was_dropped_still_has_its_values(cursor: Any, lockstep: Any) -> None:
     cursor.execute("INSERT INTO keyed (id, c) VALUES (1, 5)")
     lockstep("extract", "shop.yaml")

@@ -21,23 +21,6 @@ QUOTED = f"{CANARY}-p%40ss%2Fword"
 CONTENT = f"{CANARY} of a file"
 QUICK = "?connect_timeout=2&read_timeout=2&write_timeout=2"
 
-PIPELINE = """
-pipeline: shop
-sources: [{{name: shop, connection: env:SOURCE, server_id: {server_id}, heartbeat_s: 0.5, read_timeout_s: 2,
-           reconnect_s: 0.1, start: {{position: {{file: {file}, offset: {offset}}}}}}}]
-tables:
-  include: ['{name}\\.t']
-  columns: {{salt: env:SALT, mask: ['.*\\.email'], exclude: ['.*\\.hidden']}}
-routes: [{{match: '.*\\.t', to: t}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: env:META}}
-targets: [{{name: copy, connections: [env:TARGET], tables: {{t: {{database: {name}, table: t}}}}}}]
-quality: {{suites: [{{table: t, path: suite.json}}]}}
-limits: {{lease_s: 5}}
-spark: {{driver_rows: 0, conf: {{spark.eventLog.enabled: "true", spark.eventLog.dir: "file://{folder}/events",
-                 spark.local.dir: "{folder}/local"}}}}
-"""
-
 
 @dataclass
 class Shop:
@@ -63,57 +46,58 @@ class Shop:
             "META": self.url(self.target, ports.get("meta")) + f"/{self.name}_meta{QUICK}",
         }
 
-    def query(self, server: Any, *statements: str, database: str | None = None) -> list[tuple[Any, ...]]:
-        with server.connect(database or self.name, autocommit=True) as connection, connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-            return list(cursor.fetchall() or ())
-
     def tables(self) -> Iterator[tuple[str, bytes]]:
         """All that is in the target's and in meta's tables."""
-        names = self.query(
-            self.target,
+        names = self.target.run(
             f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA LIKE '{self.name}%'",
         )
         for database, table in names:
-            yield f"{database}.{table}", str(self.query(self.target, f"TABLE `{database}`.`{table}`")).encode()
+            yield f"{database}.{table}", str(self.target.run(f"TABLE `{database}`.`{table}`")).encode()
 
 
 @pytest.fixture
 def shop(mariadb: Any, mysql9: Any, lockstep: Any) -> Iterator[Shop]:
     made = Shop(mariadb, mysql9, lockstep, f"r_{uuid.uuid4().hex[:10]}")
     for server in (mariadb, mysql9):
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {made.name}")
-            cursor.execute(f"CREATE DATABASE {made.name}_meta")
-            cursor.execute(f"CREATE USER {made.name}@'%' IDENTIFIED BY '{PASSWORD}'")
-            cursor.execute(f"GRANT ALL ON *.* TO {made.name}@'%'")
-    with mysql9.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute("SET GLOBAL local_infile = ON")
-    (file, offset), *_ = [row[:2] for row in made.query(mariadb, "SHOW MASTER STATUS")]
-    made.query(mariadb, "CREATE TABLE t (id INT PRIMARY KEY, email VARCHAR(64), hidden VARCHAR(64), n INT)")
-    made.query(mysql9, "CREATE TABLE t (id INT PRIMARY KEY, email VARCHAR(64), n INT)")
-    made.query(
-        mariadb,
+        server.run(
+            f"CREATE DATABASE {made.name}",
+            f"CREATE DATABASE {made.name}_meta",
+            f"CREATE USER {made.name}@'%' IDENTIFIED BY '{PASSWORD}'",
+            f"GRANT ALL ON *.* TO {made.name}@'%'",
+        )
+    (file, offset), *_ = [row[:2] for row in mariadb.run("SHOW MASTER STATUS")]
+    mysql9.run("CREATE TABLE t (id INT PRIMARY KEY, email VARCHAR(64), n INT)", database=made.name)
+    mariadb.run(
+        "CREATE TABLE t (id INT PRIMARY KEY, email VARCHAR(64), hidden VARCHAR(64), n INT)",
         f"INSERT INTO t VALUES (1, '{CANARY}-a', '{CANARY}-b', 1), (2, '{CANARY}-c', '{CANARY}-d', 2)",
         f"UPDATE t SET email = '{CANARY}-e' WHERE id = 1",
         "DELETE FROM t WHERE id = 2",
+        database=made.name,
     )
     for folder in ("events", "local", "tmp"):
         (made.folder / folder).mkdir()
     (made.folder / "secret").write_text(CONTENT)
     (made.folder / "suite.json").write_text(json.dumps({"expectations": []}).replace("[]", EXPECTATION))
-    values = {"server_id": 9100, "file": file, "offset": offset, "name": made.name, "folder": made.folder}
-    (made.folder / "shop.yaml").write_text(PIPELINE.format(**values))
+    logged = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{made.folder}/events"}
+    start = {"position": {"file": file, "offset": offset}}
+    lockstep.write(
+        "shop", made.name,
+        source={
+            "connection": "env:SOURCE", "heartbeat_s": 0.5, "read_timeout_s": 2, "reconnect_s": 0.1, "start": start,
+        },
+        tables={"columns": {"salt": "env:SALT", "mask": [r".*\.email"], "exclude": [r".*\.hidden"]}},
+        meta={"url": "env:META"},
+        targets=[{"name": "copy", "connections": ["env:TARGET"], "tables": {"t": {"database": made.name}}}],
+        quality="suites: [{table: t, path: suite.json}]",
+        limits="lease_s: 5",
+        spark={"driver_rows": 0, "conf": {**logged, "spark.local.dir": f"{made.folder}/local"}},
+    )  # fmt: skip
     lockstep.environ |= {"SALT": f"{CANARY}-salt", "TMPDIR": str(made.folder / "tmp"), "LOCKSTEP_DEBUG": "1"}
     made.goes_to()
     lockstep("meta", "upgrade", "shop.yaml")
     yield made
     for server in (mariadb, mysql9):
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute(f"DROP DATABASE {made.name}")
-            cursor.execute(f"DROP DATABASE {made.name}_meta")
-            cursor.execute(f"DROP USER {made.name}@'%'")
+        server.run(f"DROP USER {made.name}@'%'")
 
 
 EXPECTATION = """[{"type": "expect_column_values_to_be_in_set", "severity": "critical",
@@ -141,15 +125,15 @@ def test_nothing_that_a_run_writes_says_or_shows_has_a_password_or_a_masked_valu
     assert seen(iter(places), CANARY) == []
 
 
-@pytest.mark.parametrize("place", ["source", "target", "meta"])
-def test_a_run_gives_no_server_without_tls_anything_where_tls_was_asked_for(shop: Shop, place: str) -> None:
-    with FakeServer(Login(asks="mysql_clear_password")) as server:
-        shop.goes_to(**{place: server.port})
-        shop.lockstep.environ[place.upper()] += "&ssl_mode=REQUIRED"
-        done = shop.lockstep("run", "shop.yaml", code=3)
-        assert "connection.unproven" in done.out
-        assert not server.received
-        assert CANARY not in done.out + done.err
+def test_a_run_gives_no_server_without_tls_anything_where_tls_was_asked_for(shop: Shop) -> None:
+    for place in ("source", "target", "meta"):
+        with FakeServer(Login(asks="mysql_clear_password")) as server:
+            shop.goes_to(**{place: server.port})
+            shop.lockstep.environ[place.upper()] += "&ssl_mode=REQUIRED"
+            done = shop.lockstep("run", "shop.yaml", code=3)
+            assert "connection.unproven" in done.out
+            assert not server.received
+            assert CANARY not in done.out + done.err
 
 
 def _harmed(shop: Shop, place: str, step: int, harm: str) -> str:

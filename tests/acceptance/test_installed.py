@@ -1,4 +1,4 @@
-"""What the documents ask of an installed user: the DAG files, Spark's jars, and a word before the first wait."""
+"""What the documents ask of an installed user: Spark's jars, and a word before the first wait."""
 
 from __future__ import annotations
 
@@ -16,20 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_printed_files_are_the_dag_files_of_the_repository(lockstep: Any) -> None:
-    for name, options in (("lockstep_pipelines.py", []), ("lockstep_pipeline_errors.py", ["--import-errors"])):
-        text = (ROOT / "dags" / name).read_text(encoding="utf-8")
-        assert lockstep("airflow", "dags", *options).document == {"file": name, "text": text}
-        command = lockstep.command("airflow", "dags", *options)
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(lockstep.environment))
-        assert done.stdout == text
-
-
 @pytest.mark.matrix
 def test_the_first_extract_says_that_it_compiles_and_the_second_does_not(source_database: Any, lockstep: Any) -> None:
     source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*")
+    lockstep.init(source_database.server, source_database.name)
     lockstep.environ["NUMBA_CACHE_DIR"] = str(lockstep.directory / "kernels")
     said = [
         subprocess.run(
@@ -82,10 +72,7 @@ def test_an_account_without_name_and_home_checks_extracts_and_runs_in_any_locale
         call("run", "shop.yaml", HOME="/nonexistent")
         document = json.loads(call("stage", "ls", "shop.yaml", "--json"))
         assert [one["table"] for one in document["tables"]] == [f"{name}.größe"]
-        with mysql9.connect(name) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT id FROM größe ORDER BY id")
-            assert cursor.fetchall() == ((1,), (2,))
+        assert mysql9.run("SELECT id FROM größe ORDER BY id", database=name) == [(1,), (2,)]
     finally:
         shutil.rmtree(directory)
-        with mysql9.connect() as connection, connection.cursor() as cursor:
-            cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
+        mysql9.run(f"DROP DATABASE IF EXISTS `{name}`")

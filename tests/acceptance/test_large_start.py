@@ -32,12 +32,6 @@ KEYS = (
 VALUES = "customer INT, amount DECIMAL(12,2), note VARCHAR(400), changed DATETIME(6)"
 
 
-def run_sql(server: Any, *statements: str) -> None:
-    with closing(server.connect("shop", autocommit=True)) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-
-
 def rows_of(number: int) -> int:
     """Of a table: the first has as many as all others together."""
     return ROWS // 2 if number == 0 else max(10, ROWS // 2 * number // sum(range(TABLES)))
@@ -56,13 +50,12 @@ def filled(server: Any) -> None:
         )
     for number in range(TABLES):
         count, (key, value) = rows_of(number), KEYS[number % len(KEYS)]
-        run_sql(server, f"CREATE TABLE t{number:02} ({VALUES}, {key})")
+        server.run(f"CREATE TABLE t{number:02} ({VALUES}, {key})")
         names = "shop, id" if "shop" in key else "id"
         for low in range(0, count, 100_000):
             n = f"({low} + n + 1)"
             length = f"20 + 300 * {n} DIV {count}" if number % 3 == 0 else "60"
-            run_sql(
-                server,
+            server.run(
                 f"INSERT INTO t{number:02} ({names}, customer, amount, note, changed) SELECT {value.format(n=n)}, "
                 f"{n} MOD 1000, {n} / 7, RPAD(SHA2({n}, 256), {length}, SHA2(n, 256)), "
                 f"'2026-01-01' + INTERVAL {n} SECOND "
@@ -124,8 +117,7 @@ def test_a_start_on_an_existing_database_with_applications_at_work_ends_equal(
 ) -> None:
     source, target = servers
     filled(source)
-    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"shop\..*", "--target", "env:COPY")
+    lockstep.init(source, "shop", target)
     took: dict[str, float] = {}
 
     def timed(name: str, *arguments: object) -> Any:

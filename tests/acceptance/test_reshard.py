@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sqlite3
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +9,7 @@ import pymysql
 import pytest
 
 from tests.acceptance.moving_shop import always
-from tests.acceptance.reshard_shop import NOWHERE, TABLES, Grid, Shop, execute, shop
+from tests.acceptance.reshard_shop import NOWHERE, TABLES, Grid, Shop, shop
 
 pytestmark = pytest.mark.spark
 
@@ -28,24 +23,16 @@ def test_a_target_with_more_shards_is_filled_from_the_stage_alone_and_the_applic
         made("run", "shop.yaml")
         made.write()
         made("run", "shop.yaml")
-        to = ("shop.yaml", "--to", "4x4", "--connection", "env:NEW")
-        assert "shards_4x4" in made("reshard", "plan", *to)["text"]
-        assert "4x4" not in made.file.read_text()
+        made.add_layout()
         # Neither the source nor the old shards can be reached.
-        made("reshard", "run", *to, "--rows", "100", SOURCE=NOWHERE, SHARDS=NOWHERE)
-        text = made.file.read_text()
-        assert "# as the application knows them" in text
-        assert "# Rows that are there already." in text
-        assert "replay_only" not in text
+        staged = ("run", "shop.yaml", "--staged", "--target", "shards_4x4")
+        made(*staged, SOURCE=NOWHERE, SHARDS=NOWHERE)
         for table in TABLES:
             assert made.in_new(table) == made.at_source(table) == made.in_old(table)
         made.write()
         assert sorted(one["target"] for one in made("run", "shop.yaml")["targets"]) == ["shards", "shards_4x4"]
         assert made("verify", "shop.yaml", "--target", "shards_4x4")["equal"] is True
-        status = made("reshard", "status", "shop.yaml")["targets"]
-        assert [(one["rows_to_apply"], one["fed_by_runs"]) for one in status] == [(0, True)] * 2
-        made("reshard", "run", *to)  # again: nothing is left to do
-        assert made.file.read_text() == text
+        assert made(*staged)["targets"] == []  # again: nothing is left to do
         there = made("cutover", "run", "shop.yaml", "--target", "shards_4x4")
         assert there["state"] == "WATCH"
         made.write(made.target, made.new_place)
@@ -70,10 +57,10 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
         made("run", "shop.yaml")
         made("cutover", "run", "shop.yaml")
         made.write(made.target, made.old_place)
-        done = made("reshard", "run", "shop.yaml", "--to", to)
+        done = made("reshard", "shop.yaml", "--to", to)
         file = Path(done["file"]).name
         assert (file, done["successor"]) == (f"shop_{to}.yaml", f"{made.name}_{to}")
-        assert made("reshard", "run", "shop.yaml", "--to", to) == done
+        assert made("reshard", "shop.yaml", "--to", to) == done
         # The command of the former pipeline would lead the application to the former shards.
         assert made("cutover", "plan", file, code=2)["error"]["code"] == "config.invalid"
         made.hook(file)
@@ -87,7 +74,7 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
             assert made.in_new(table) == made.in_old(table)
         assert made("cutover", "run", file)["state"] == "WATCH"
         # The way back may write to the former shards, and what fed them before may not.
-        execute(made.source, "SET @lockstep_writes = 1", f"REPLACE INTO {made.name}.orders (id, n) VALUES (77777, 1)")
+        made.source.run("SET @lockstep_writes = 1", f"REPLACE INTO {made.name}.orders (id, n) VALUES (77777, 1)")
         assert made("run", "shop.yaml", code=3)["error"]["code"] == "target.fenced"
         made.write(made.target, made.new_place)
         back = f"shop_{to}_back.yaml"
@@ -107,8 +94,8 @@ def test_each_former_shard_may_be_moved_and_led_back_by_itself(lockstep: Any, se
         made("cutover", "run", "shop.yaml")
         made.write(made.target, made.old_place)
         to = ("shop.yaml", "--to", "4x4", "--shards")
-        assert made("reshard", "plan", *to, "4", code=2)["error"]["code"] == "usage.argument"
-        files = [Path(made("reshard", "run", *to, shards)["file"]).name for shards in ("0", "1-3")]
+        assert made("reshard", *to, "4", code=2)["error"]["code"] == "usage.argument"
+        files = [Path(made("reshard", *to, shards)["file"]).name for shards in ("0", "1-3")]
         assert files == ["shop_4x4_s0.yaml", "shop_4x4_s1_3.yaml"]
         made.hook(*files)
         first, rest = files
@@ -116,9 +103,10 @@ def test_each_former_shard_may_be_moved_and_led_back_by_itself(lockstep: Any, se
             made("run", file)
             assert made("verify", file)["equal"] is True
         assert made("cutover", "run", first)["state"] == "WATCH"
-        for shards in (("--shards", "0-1"), ()):  # the first part has taken shard 0
-            refused = made("reshard", "run", *to[:-1], *shards, code=3)
-            assert refused["error"]["code"] == "cutover.left_before"
+        # The first part has taken shard 0: a pipeline for all of them cannot write there.
+        whole = Path(made("reshard", *to[:-1])["file"]).name
+        refused = made("run", whole, code=3)["error"]
+        assert "target.fenced" in refused["remedy"], refused
 
         def place(table: str, key: int) -> str:
             return made.new_place(table, key) if key % 4 == 0 else made.old_place(table, key)
@@ -155,12 +143,12 @@ def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again
     """Rows that were deleted in one place are inserted in another one, although the former server's clock was ahead."""
     with shop(lockstep, *servers) as made:
         made("run", "shop.yaml")
-        execute(made.source, f"DELETE FROM {made.name}.orders WHERE id IN (50, 51)")
+        made.source.run(f"DELETE FROM {made.name}.orders WHERE id IN (50, 51)")
         made("run", "shop.yaml")
         ahead(made, made.target, made.old_place("orders", 50))
         made("cutover", "run", "shop.yaml")
         made.write(made.target, made.old_place)
-        made("reshard", "run", "shop.yaml", "--to", "4x4")
+        made("reshard", "shop.yaml", "--to", "4x4")
         made.hook("shop_4x4.yaml")
         made("run", "shop_4x4.yaml")
         made("run", "shop_back.yaml")
@@ -173,20 +161,20 @@ def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
             insert(made, made.target, made.old_place, 50)
         insert(made, made.target, made.new_place, 50)
-        execute(made.target, f"DELETE FROM {made.new_place('orders', 60)} WHERE id = 60")
+        made.target.run(f"DELETE FROM {made.new_place('orders', 60)} WHERE id = 60")
         made("run", "shop_4x4_back.yaml")
         same(made, "in_old", "in_new")
         ahead(made, made.target, made.old_place("orders", 60))
         assert made("cutover", "back", "shop_4x4.yaml")["state"] == "COMPLETE"
         insert(made, made.target, made.old_place, 51)
-        execute(made.target, f"DELETE FROM {made.old_place('orders', 61)} WHERE id = 61")
+        made.target.run(f"DELETE FROM {made.old_place('orders', 61)} WHERE id = 61")
         made("run", "shop_back.yaml")
         same(made, "in_old", "at_source")
         ahead(made, made.source, f"{made.name}.orders")
         assert made("cutover", "back", "shop.yaml")["state"] == "COMPLETE"
         made.write()
         insert(made, made.source, lambda table, _: f"{made.name}.{table}", 60, 61)
-        execute(made.source, f"DELETE FROM {made.name}.orders WHERE id IN (50, 51)")
+        made.source.run(f"DELETE FROM {made.name}.orders WHERE id IN (50, 51)")
         made("run", "shop.yaml")
         same(made, "at_source", "in_old")
         made("run", "shop_4x4.yaml")
@@ -232,29 +220,29 @@ def test_an_application_comes_back_from_other_tables_and_another_target_than_the
         made("run", "shop.yaml")
         there_and_back(made.old_place)
         made.write()
-        execute(made.source, f"CREATE TABLE {made.name}.more (id INT PRIMARY KEY, n BIGINT NOT NULL)",
-                f"INSERT INTO {made.name}.more VALUES (1, 1), (2, 2)")  # fmt: skip
+        made.source.run(f"CREATE TABLE {made.name}.more (id INT PRIMARY KEY, n BIGINT NOT NULL)",
+                        f"INSERT INTO {made.name}.more VALUES (1, 1), (2, 2)")  # fmt: skip
         made.file.write_text(made.file.read_text().replace("(orders|items)", "(orders|items|more)"))
         made("run", "shop.yaml")
         there_and_back(lambda table, key: made.old_place("more" if table == "items" else table, key))
         assert made.at_source("more") == made.in_old("more")
         made.write()
-        made("reshard", "run", "shop.yaml", "--to", "4x4")
+        made.add_layout()
+        made("run", "shop.yaml", "--staged", "--target", "shards_4x4")
         there_and_back(made.new_place, "--target", "shards_4x4")
         same(made, "at_source", "in_new")
 
 
 def insert(made: Shop, server: Any, place: Any, *keys: int) -> None:
     for key in keys:
-        execute(server, f"INSERT INTO {place('orders', key)} (id, n) VALUES ({key}, 1)")
+        server.run(f"INSERT INTO {place('orders', key)} (id, n) VALUES ({key}, 1)")
 
 
 def ahead(made: Shop, server: Any, table: str) -> None:
     """The tombstones of the table are as a server would have made them whose clock is an hour ahead."""
     database, name = table.split(".")
     moment = f"CONV(HEX(SUBSTRING(_cdc_version, 1, 8)), 16, 10) + {3_600_000_000}"
-    changed = execute(
-        server,
+    changed = server.run(
         f"UPDATE {database}._lockstep_tombstone_{name} "
         f"SET _cdc_version = CONCAT(UNHEX(LPAD(HEX({moment}), 16, '0')), SUBSTRING(_cdc_version, 9))",
         f"SELECT COUNT(*) FROM {database}._lockstep_tombstone_{name}",
@@ -275,75 +263,14 @@ def test_a_row_in_the_wrong_shard_stops_the_run_and_is_named(lockstep: Any, serv
     with shop(lockstep, *servers) as made:
         made("run", "shop.yaml")
         made("cutover", "run", "shop.yaml")
-        made("reshard", "run", "shop.yaml", "--to", "4x4")
+        made("reshard", "shop.yaml", "--to", "4x4")
         made("run", "shop_4x4.yaml")
-        execute(made.target, f"INSERT INTO {made.old_place('orders', 1)} (id, n) VALUES (402, 1)")
+        made.target.run(f"INSERT INTO {made.old_place('orders', 1)} (id, n) VALUES (402, 1)")
         error = made("run", "shop_4x4.yaml", code=4)["error"]
         assert error["code"] == "target.foreign_row"
         assert "id = 402 belongs to shard 2 of 4, and was in shard 1" in error["what"]
         assert 402 not in dict(made.in_new("orders"))
-        assert made("reshard", "plan", "shop.yaml", "--to", "3x3", code=3)["error"]["code"] == "reshard.layout"
-
-
-@pytest.mark.matrix
-@always("mysql9 to mariadb")
-@pytest.mark.timeout(600)
-def test_whatever_kills_a_reshard_the_same_command_continues(lockstep: Any, servers: tuple[Any, Any]) -> None:
-    with shop(lockstep, *servers) as made:
-        for _ in range(3):
-            made("run", "shop.yaml")
-            made.write()
-        made("run", "shop.yaml")
-        arguments = ("reshard", "run", "shop.yaml", "--to", "4x4", "--rows", "1")
-        killed_after(made, arguments, "added the target")
-        assert "replay_only: true" in made.file.read_text()
-        assert [one["target"] for one in made("run", "shop.yaml")["targets"]] == []  # runs leave it alone
-        before = progress(made)
-        for lacking in (0, 1):
-            until_free(made)
-            killed_after(made, arguments, f"has {before + lacking} of", beside=not lacking)
-            assert before <= progress(made) < 4
-        with pytest.raises(AssertionError, match=r"usage\.unknown_name|usage\.argument"):
-            made("run", "shop.yaml", "--target", "shards_4x4", "--staged")
-        until_free(made)
-        made(*arguments)
-        for table in TABLES:
-            assert made.in_new(table) == made.at_source(table)
-        assert "replay_only" not in made.file.read_text()
-
-
-def until_free(made: Shop) -> None:
-    """The lease of a killed process has expired: nothing else tells another one that it is dead."""
-    with sqlite3.connect(made.folder / "meta.db") as connection:
-        sql = "SELECT source FROM lease WHERE source LIKE 'reshard:%' AND expires_us > ?"
-        while connection.execute(sql, [time.time_ns() // 1000]).fetchall():
-            time.sleep(0.2)
-
-
-def progress(made: Shop) -> int:
-    status = {one["target"]: one for one in made("reshard", "status", "shop.yaml")["targets"]}
-    return int(status["shards_4x4"]["batches"])
-
-
-def killed_after(made: Shop, arguments: tuple[str, ...], said: str, *, beside: bool = False) -> None:
-    """Kills a command that has said something. beside: another one is begun meanwhile, and is refused."""
-    process = subprocess.Popen(
-        made.lockstep.command(*arguments), cwd=made.folder, env=made.lockstep.environment, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if said in line:
-            break
-    else:
-        raise AssertionError("".join(lines))
-    if beside:
-        assert made(*arguments, code=75)["error"]["code"] == "lease.held"
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stderr.close()
+        assert made("reshard", "shop.yaml", "--to", "3x3", code=3)["error"]["code"] == "reshard.layout"
 
 
 @always("mysql9 to mariadb")
@@ -370,17 +297,3 @@ def test_a_meta_database_that_was_rebuilt_lets_no_run_use_another_sharding(
         made("run", "shop.yaml")
         for table in TABLES:
             assert made.in_old(table) == made.at_source(table)
-
-
-@always("mysql9 to mariadb")
-@pytest.mark.timeout(600)
-def test_a_new_target_is_refused_where_the_stage_lacks_rows(lockstep: Any, servers: tuple[Any, Any]) -> None:
-    with shop(lockstep, *servers) as made:
-        made.file.write_text(made.file.read_text().replace("mode: initial", "mode: none"))
-        made("run", "shop.yaml")
-        made.write()
-        made("run", "shop.yaml")
-        text = made.file.read_text()
-        for verb in ("plan", "run"):
-            assert made("reshard", verb, "shop.yaml", "--to", "4x4", code=3)["error"]["code"] == "stage.partial"
-        assert made.file.read_text() == text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 TABLE = """
@@ -81,9 +80,6 @@ def line(source: Any, mariadb_target: Any, lockstep: Any, request: pytest.Fixtur
         lockstep("extract", "shop.yaml")  # begins here
         yield cursor, there, shards
         cursor.execute("SET GLOBAL binlog_row_image = FULL")
-        cursor.execute("DROP DATABASE img")
-        for d in (0, 1):
-            there.execute(f"DROP DATABASE img{d}")
 
 
 @pytest.mark.matrix
@@ -114,9 +110,7 @@ def test_minimal_images_end_in_an_export_and_shards_equal_to_the_source(line: An
             target.execute(f"SELECT {source_columns} FROM {shard}")
             found += target.fetchall()
         assert sorted(found) == rows
-        exported = lockstep.directory / "items.parquet"
-        lockstep("stage", "export", "shop.yaml", "img.items", "-o", exported, "--force")
-        state = pq.read_table(exported).to_pylist()
+        state = lockstep.exported("img.items").to_pylist()
         assert [tuple(row[name] for name in COLUMNS) for row in state] == [row[: len(COLUMNS)] for row in rows]
         assert {row["_cdc_absent"] for row in state} == {None}
         shown = [dict(row["_cdc_literal"] or []).get("at", str(row["at"])) for row in state]
@@ -153,51 +147,39 @@ def test_what_no_row_image_carries_is_never_null_in_the_state_or_the_target(
 ) -> None:
     """Columns of each kind under images of each kind: the state has the source's value, or lacks the column."""
     lockstep.environ |= {"SHOP": source.url, "COPY": mariadb_target.url}
-    (lockstep.directory / "shop.yaml").write_text(
-        r"""
-pipeline: kinds
-sources: [{name: shop, connection: env:SHOP, server_id: 4711}]
-tables: {include: ['kinds\..*']}
-stage: {uri: "file://HERE/stage"}
-meta: {url: "sqlite:///HERE/meta.db"}
-targets: [{name: copy, connections: [env:COPY], tables: {'*': {database: kinds_copy, table: '{table}'}}}]
-""".replace("HERE", str(lockstep.directory))
-    )
+    rule = {"database": "kinds_copy", "table": "{table}"}
+    targets = [{"name": "copy", "connections": ["env:COPY"], "tables": {"*": rule}}]
+    lockstep.write("shop", "kinds", routes="[]", targets=targets)
     mariadb = "mariadb" in type(source).__name__.lower()
     tables = {f"kinds.of_{image.lower()}": image for image in ("FULL", "MINIMAL", "NOBLOB")}
     with (
         source.connect(autocommit=True, charset="utf8mb4") as connection, connection.cursor() as cursor,
         mariadb_target.connect(autocommit=True, charset="utf8mb4") as target, target.cursor() as there,
     ):  # fmt: skip
-        try:
-            cursor.execute("CREATE DATABASE kinds")
-            there.execute("CREATE DATABASE kinds_copy")
-            for table in tables:
-                cursor.execute(KINDS.format(table=table))
-                database, name = table.split(".")
-                body = "FOR EACH ROW SET NEW.steps = COALESCE(OLD.steps, 0) + 1"
-                cursor.execute(f"CREATE TRIGGER {database}.steps_{name} BEFORE UPDATE ON {table} {body}")
-            lockstep("extract", "shop.yaml")
-            lockstep("target", "create", "shop.yaml")
-            for table, image in tables.items():
-                cursor.execute(f"SET SESSION binlog_row_image = {image}")
-                for change in KIND_CHANGES:
-                    cursor.execute(change.format(table=table))
-            lockstep("run", "shop.yaml", "--until", "now")
-            for table, image in tables.items():
-                rows = _rows(cursor, table)
-                assert _rows(there, table.replace("kinds.", "kinds_copy.")) == rows
-                lockstep("stage", "export", "shop.yaml", table, "-o", lockstep.directory / "state.parquet", "--force")
-                state = pq.read_table(lockstep.directory / "state.parquet").to_pylist()
-                unlogged = {"shown"} if image != "FULL" and mariadb else set()
-                assert len(state) == len(rows)
-                for row in state:
-                    row["at"] = row["at"].replace(tzinfo=None)
-                    known = {name: value for name, value in rows[row["id"]].items() if name not in unlogged}
-                    assert {name: value for name, value in row.items() if not name.startswith("_cdc")} == known
-        finally:
-            cursor.execute("DROP DATABASE kinds")
-            there.execute("DROP DATABASE kinds_copy")
+        cursor.execute("CREATE DATABASE kinds")
+        there.execute("CREATE DATABASE kinds_copy")
+        for table in tables:
+            cursor.execute(KINDS.format(table=table))
+            database, name = table.split(".")
+            body = "FOR EACH ROW SET NEW.steps = COALESCE(OLD.steps, 0) + 1"
+            cursor.execute(f"CREATE TRIGGER {database}.steps_{name} BEFORE UPDATE ON {table} {body}")
+        lockstep("extract", "shop.yaml")
+        lockstep("target", "create", "shop.yaml")
+        for table, image in tables.items():
+            cursor.execute(f"SET SESSION binlog_row_image = {image}")
+            for change in KIND_CHANGES:
+                cursor.execute(change.format(table=table))
+        lockstep("run", "shop.yaml", "--until", "now")
+        for table, image in tables.items():
+            rows = _rows(cursor, table)
+            assert _rows(there, table.replace("kinds.", "kinds_copy.")) == rows
+            state = lockstep.exported(table).to_pylist()
+            unlogged = {"shown"} if image != "FULL" and mariadb else set()
+            assert len(state) == len(rows)
+            for row in state:
+                row["at"] = row["at"].replace(tzinfo=None)
+                known = {name: value for name, value in rows[row["id"]].items() if name not in unlogged}
+                assert {name: value for name, value in row.items() if not name.startswith("_cdc")} == known
 
 
 def _rows(cursor: Any, table: str) -> dict[int, dict[str, Any]]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.sandbox.mariadb import MariaDb
+from tests.lab.forked_commands import Started
 from tests.lab.pipeline_file import sharded
 
 PATIENCE_S = 90
@@ -23,7 +22,7 @@ PATIENCE_S = 90
 class Following:
     """A command that follows a source, and its two servers."""
 
-    def __init__(self, source: Any, target: Any, name: str, process: subprocess.Popen[str]) -> None:
+    def __init__(self, source: Any, target: Any, name: str, process: Started) -> None:
         self.source, self.target, self.name, self.process = source, target, name, process
 
     def change(self, *statements: str) -> None:
@@ -32,9 +31,12 @@ class Following:
                 cursor.execute(statement)
 
     def rows(self) -> list[tuple[Any, ...]]:
-        with self.target.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT id, n FROM orders_0 UNION ALL SELECT id, n FROM orders_1 ORDER BY 1")
-            return list(cursor.fetchall())
+        both = "SELECT id, n FROM orders_0 UNION ALL SELECT id, n FROM orders_1 ORDER BY 1"
+        return self.target.run(both, database=self.name)
+
+    def answers(self) -> list[Any]:
+        """Of each run so far."""
+        return [json.loads(line) for line in self.process.log.read_text().splitlines() if line.startswith("{")]
 
     def becomes(self, wanted: list[tuple[Any, ...]]) -> None:
         self.until(lambda: self.rows() == wanted)
@@ -42,7 +44,7 @@ class Following:
     def until(self, reached: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE_S
         while True:
-            assert self.process.poll() is None, "it ended"
+            assert not self.process.ended, self.process.log.read_text()
             try:
                 if reached():
                     return
@@ -57,9 +59,7 @@ class Following:
 def following(lockstep: Any, source: Any, target: Any) -> Iterator[Following]:
     name = f"every_{uuid.uuid4().hex[:8]}"
     for server in {source, target}:
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {name}")
-    folder = Path(lockstep.directory)
+        server.run(f"CREATE DATABASE {name}")
     lockstep.write(
         "shop",
         name,
@@ -69,27 +69,15 @@ def following(lockstep: Any, source: Any, target: Any) -> Iterator[Following]:
         limits="lease_s: 5",
     )
     lockstep.environ |= {"SHOP": source.url, "TARGET": target.url}
-    with source.connect(name, autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE orders (id INT PRIMARY KEY, n INT)")
-        cursor.execute("INSERT INTO orders VALUES (1, 1), (2, 2)")
-    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
-        process = subprocess.Popen(
-            lockstep.command("run", "shop.yaml", "--every", "1s", "--json"),
-            cwd=folder, env=lockstep.environment, stdout=out, stderr=err, text=True,
-        )  # fmt: skip
-        try:
-            yield Following(source, target, name, process)
-        finally:
-            process.kill()
-            process.wait()
-            for server in {source, target}:
-                with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-                    cursor.execute(f"DROP DATABASE {name}")
+    source.run(
+        "CREATE TABLE orders (id INT PRIMARY KEY, n INT)", "INSERT INTO orders VALUES (1, 1), (2, 2)", database=name
+    )
+    with lockstep.started("run", "shop.yaml", "--every", "1s") as process:
+        yield Following(source, target, name, process)
 
 
 @pytest.mark.timeout(400)
 def test_a_target_follows_its_source_until_a_signal(lockstep: Any, mariadb: Any, mariadb_target: Any) -> None:
-    folder = Path(lockstep.directory)
     with following(lockstep, mariadb, mariadb_target) as line:
         line.becomes([(1, 1), (2, 2)])  # rows that were there before are copied
         for number in range(3, 6):
@@ -97,31 +85,26 @@ def test_a_target_follows_its_source_until_a_signal(lockstep: Any, mariadb: Any,
                 f"INSERT INTO orders VALUES ({number}, {number})", f"UPDATE orders SET n = n + 1 WHERE id = {number}"
             )
             line.becomes([(1, 1), (2, 2), *((at, at + 1) for at in range(3, number + 1))])
-        line.until(lambda: sum(one["rows"] for one in answers_in(folder)) == 2 + 3 * 2)
-        line.process.send_signal(signal.SIGTERM)  # which also ends a run that is under way
+        line.until(lambda: sum(one["rows"] for one in line.answers()) == 2 + 3 * 2)
+        line.process.send(signal.SIGTERM)  # which also ends a run that is under way
         # 143 where the machine is too slow for it to unwind in time
-        assert line.process.wait(PATIENCE_S) in (0, 143), (folder / "err").read_text()
-        answers = answers_in(folder)
+        assert line.process.wait(PATIENCE_S) in (0, 143), line.process.log.read_text()
+        answers = line.answers()
         assert len(answers) >= 4
         assert len({one["run_id"] for one in answers}) == len(answers)
         assert all(one["targets"] for one in answers)
 
 
-def answers_in(folder: Path) -> list[Any]:
-    return [json.loads(text) for text in (folder / "out").read_text().splitlines()]
-
-
 @pytest.mark.matrix
 @pytest.mark.timeout(600)
 def test_a_target_that_is_away_for_a_while_is_caught_up_with(lockstep: Any, mariadb: Any) -> None:
-    folder = Path(lockstep.directory)
     with MariaDb.start(server_id=6) as target, following(lockstep, mariadb, target) as line:
         line.becomes([(1, 1), (2, 2)])
         target.stop()
         line.change("INSERT INTO orders VALUES (3, 3)")
-        line.until(lambda: "tried again in 1 s" in (folder / "err").read_text())
+        line.until(lambda: "tried again in 1 s" in line.process.log.read_text())
         target.restart()
         line.change("INSERT INTO orders VALUES (4, 4)")
         line.becomes([(1, 1), (2, 2), (3, 3), (4, 4)])
-        line.process.send_signal(signal.SIGTERM)
-        assert line.process.wait(PATIENCE_S) in (0, 143), (folder / "err").read_text()
+        line.process.send(signal.SIGTERM)
+        assert line.process.wait(PATIENCE_S) in (0, 143), line.process.log.read_text()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pyarrow.parquet as pq
 import pytest
 
 TABLE = "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(20) NOT NULL, amount DECIMAL(12,2), at DATETIME)"
@@ -24,31 +23,22 @@ ROWS = "SELECT order_id, status, amount, at FROM orders ORDER BY order_id"
 
 
 @pytest.fixture
-def bucket(s3_server: Any, source_database: Any, mariadb_target: Any, lockstep: Any) -> Iterator[Any]:
+def bucket(s3_server: Any, source_database: Any, target_database: Any, lockstep: Any) -> None:
     """A pipeline `shop.yaml` from a table to its copy, with the stage in a new bucket; its keys are exported."""
     name = s3_server.create_bucket(source_database.name.replace("_", "-"))
     database = source_database.name
     source_database.execute(TABLE, "INSERT INTO orders VALUES (100, 'old', 7, NULL)")
     lockstep.environ |= {
         "SHOP": source_database.server.url,
-        "COPY": mariadb_target.url,
+        "COPY": target_database.server.url,
         "AWS_ACCESS_KEY_ID": s3_server.access_key,
         "AWS_SECRET_ACCESS_KEY": s3_server.secret_key,
     }
-    with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE `{database}`")
-        cursor.execute(f"USE `{database}`")
-        cursor.execute(TABLE)
-        stage = ("--stage", f"s3://{name}/staged here")
-        lockstep(
-            "init", "shop", "--source", "env:SHOP", "--include", rf"{database}\..*", "--target", "env:COPY", *stage
-        )
-        file = lockstep.directory / "shop.yaml"
-        text = file.read_text().replace("stage:\n", f"stage:\n  s3_endpoint: {s3_server.endpoint}\n")
-        file.write_text(text)
-        yield cursor
-        connection.ping()
-        cursor.execute(f"DROP DATABASE `{database}`")
+    target_database.execute(TABLE)
+    stage = ("--stage", f"s3://{name}/staged here")
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{database}\..*", "--target", "env:COPY", *stage)
+    file = lockstep.directory / "shop.yaml"
+    file.write_text(file.read_text().replace("stage:\n", f"stage:\n  s3_endpoint: {s3_server.endpoint}\n"))
 
 
 def texts_below(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -84,7 +74,7 @@ def command_lines() -> Iterator[set[str]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("by", ["spark", "driver"])
 def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_itself(
-    bucket: Any, source_database: Any, mariadb_target: Any, s3_server: Any, lockstep: Any, by: str
+    bucket: None, source_database: Any, target_database: Any, s3_server: Any, lockstep: Any, by: str
 ) -> None:
     """driver: as by default, the driver of the jobs does all of it itself; its machine has no JVM then."""
     if by == "spark":
@@ -96,18 +86,15 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
         ran = lockstep("-v", "run", "shop.yaml", "--until", "now")
     (entry,) = ran.document["ledgers"]
     assert (entry["staged_rows"], entry["key_changes"], entry["problems"]) == (6 + 3, 1, [])  # three rows are copied
-    with source_database.server.connect(source_database.name) as connection, connection.cursor() as cursor:
-        cursor.execute(ROWS)
-        rows = cursor.fetchall()
-    bucket.execute(ROWS)
-    assert bucket.fetchall() == rows
+    rows = source_database.execute(ROWS)
+    assert target_database.execute(ROWS) == rows
 
     if by == "spark":
         assert any("SparkSubmit" in line for line in seen)
     assert "expectations met" in ran.err
     kept = dict(texts_below(lockstep.directory))
     assert len(kept) > 1, "the pipeline file and what the run has left beside it"
-    for secret in (s3_server.secret_key, source_database.server.password, mariadb_target.password):
+    for secret in (s3_server.secret_key, source_database.server.password, target_database.server.password):
         for form in (secret, quote(secret, safe="")):
             assert not any(form in text for text in (*seen, ran.out, ran.err))
             assert [str(path) for path, text in kept.items() if form in text] == []
@@ -118,13 +105,11 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
     assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
     query = f"SELECT _cdc_op, count(*) FROM {source_database.name}.orders_changes GROUP BY ALL ORDER BY ALL"
     assert lockstep("stage", "sql", "shop.yaml", query).document["rows"] == [["c", 3], ["d", 1], ["r", 3], ["u", 2]]
-    exported = lockstep.directory / "orders.parquet"
-    lockstep("stage", "export", "shop.yaml", f"{source_database.name}.orders", "-o", exported)
-    columns = ["order_id", "status", "amount", "at"]
-    assert [tuple(row.values()) for row in pq.read_table(exported).select(columns).to_pylist()] == list(rows)
+    exported = lockstep.exported(f"{source_database.name}.orders").select(["order_id", "status", "amount", "at"])
+    assert [tuple(row.values()) for row in exported.to_pylist()] == rows
 
 
-def test_a_wrong_key_is_refused_and_the_right_one_helps(bucket: Any, lockstep: Any) -> None:
+def test_a_wrong_key_is_refused_and_the_right_one_helps(bucket: None, lockstep: Any) -> None:
     right = lockstep.environ["AWS_SECRET_ACCESS_KEY"]
     lockstep.environ["AWS_SECRET_ACCESS_KEY"] = "wr0ng"
     done = lockstep("check", "shop.yaml", code=3)

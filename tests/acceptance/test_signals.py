@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc_core.meta import Meta
 from tests.lab.pipeline_file import sharded
 from tests.lab.tcp_proxy import TcpProxy
 
@@ -49,10 +46,7 @@ class Place:
         )
 
     def execute(self, *statements: str) -> Any:
-        with self.source.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-            return cursor.fetchall()
+        return self.source.run(*statements, database=self.name)
 
     def log_bytes(self) -> int:
         return sum(int(row[1]) for row in self.execute("SHOW BINARY LOGS"))
@@ -61,41 +55,25 @@ class Place:
         for link in self.links:
             link.slow(0.05 if slow else 0.0, 32 << 10)
 
-    @contextmanager
-    def process(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        with subprocess.Popen(
-            self.lockstep.command(*arguments, "--json"), cwd=self.folder, env=self.lockstep.environment,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        ) as process:  # fmt: skip
-            try:
-                yield process
-            finally:
-                process.kill()
-
     def told(self, arguments: tuple[str, ...], until: Callable[[], bool]) -> None:
         """A command is told to end when this is true, unless it has ended before."""
-        with self.process(*arguments) as process:
+        with self.lockstep.started(*arguments) as process:
             give_up_s = time.monotonic() + PATIENCE_S
-            while process.poll() is None and not until():
+            while not process.ended and not until():
                 assert time.monotonic() < give_up_s
                 time.sleep(0.02)
-            process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=HANGS_S)
-        assert process.returncode in (0, 143, -signal.SIGTERM), (out + err).decode()
+            process.send(signal.SIGTERM)
+            assert process.wait(HANGS_S) in (0, 143, -signal.SIGTERM), process.log.read_text()
 
     def position(self) -> Any:
-        with Meta.open(f"sqlite:///{self.folder}/meta.db", "shop") as meta:
-            found = meta.positions.checkpoint("shop")
+        with self.lockstep.opened() as ready:
+            found = ready.meta.positions.checkpoint("shop")
         return found and found.position
 
     def rows(self, of: str) -> list[tuple[Any, ...]]:
         server, tables = (self.source, ["orders"]) if of == "source" else (self.target, ["orders_0", "orders_1"])
-        with server.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
-            found: list[tuple[Any, ...]] = []
-            for table in tables:
-                cursor.execute(f"SELECT id, n, MD5(t) FROM {table}")
-                found += cursor.fetchall()
-            return sorted(found)
+        queries = (f"SELECT id, n, MD5(t) FROM {table}" for table in tables)
+        return sorted(server.run(" UNION ALL ".join(queries), database=self.name))
 
 
 @pytest.fixture
@@ -103,15 +81,9 @@ def place(lockstep: Any, mariadb: Any, mariadb_target: Any) -> Iterator[Place]:
     with TcpProxy(mariadb.port) as one, TcpProxy(mariadb_target.port) as other:
         made = Place(lockstep, mariadb, mariadb_target, (one, other))
         for server in (mariadb, mariadb_target):
-            with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-                cursor.execute(f"CREATE DATABASE {made.name}")
+            server.run(f"CREATE DATABASE {made.name}")
         made.execute("CREATE TABLE orders (id INT PRIMARY KEY, n INT, t LONGTEXT)")
-        try:
-            yield made
-        finally:
-            for server in (mariadb, mariadb_target):
-                with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-                    cursor.execute(f"DROP DATABASE {made.name}")
+        yield made
 
 
 def change(place: Place, transactions: int, size_bytes: int) -> None:
@@ -209,6 +181,4 @@ def test_a_command_that_is_told_to_end_at_any_moment_ends_and_its_next_try_begin
 
 def damage(place: Place) -> None:
     """A row that the target has lost."""
-    with place.target.connect(place.name, autocommit=True) as connection, connection.cursor() as cursor:
-        for table in ("orders_0", "orders_1"):
-            cursor.execute(f"DELETE FROM {table} WHERE id = 5")
+    place.target.run(*(f"DELETE FROM orders_{t} WHERE id = 5" for t in (0, 1)), database=place.name)

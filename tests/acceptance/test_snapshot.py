@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
 from cdc_core.errors import Refused
-from cdc_core.meta import Meta
 from cdc_core.stage.public import open as open_stage
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
-
-CASED = """
-pipeline: shop
-sources: [{{name: shop, connection: env:SHOP, server_id: 4711}}]
-tables: {{include: ['shop[.].*']}}
-routes: [{{match: 'Shop[.](.*)', to: 'x_\\1'}}]
-stage: {{uri: 'file://{0}/stage'}}
-meta: {{url: 'sqlite:///{0}/meta.db'}}
-"""
 
 
 def state(lockstep: Any, table: str) -> list[list[Any]]:
@@ -40,8 +28,7 @@ def test_existing_rows_are_copied_beside_the_stream_and_the_stage_has_the_table(
         "INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old')",
         "CREATE TABLE empty_one (id INT PRIMARY KEY)",
     )
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep.init(source_database.server, source_database.name)
     lockstep("extract", "shop.yaml")
     source_database.execute(
         "UPDATE orders SET status = 'new' WHERE order_id = 2", "DELETE FROM orders WHERE order_id = 3",
@@ -67,33 +54,12 @@ def test_a_copy_feeds_the_routes_that_match_as_the_server_compares_names(lockste
             cursor.execute("CREATE DATABASE shop")
             cursor.execute("CREATE TABLE shop.orders (order_id INT PRIMARY KEY, status VARCHAR(9))")
             cursor.execute("INSERT INTO shop.orders VALUES (1, 'old')")
-            (lockstep.directory / "shop.yaml").write_text(CASED.format(lockstep.directory))
+            lockstep.write("shop", "shop", routes="[{match: 'Shop[.](.*)', to: 'x_\\1'}]")
             lockstep("extract", "shop.yaml")
         lockstep("snapshot", "shop.yaml")
     assert state(lockstep, "x_orders") == [[1, "old"]]
-    with Meta.open(f"sqlite:///{lockstep.directory}/meta.db", "shop") as meta:
-        assert meta.coverages.find("shop").tables["shop.orders"].feeds == ("x_orders",)
-
-
-def test_a_table_that_cannot_be_copied_is_an_error_and_the_others_are_copied(
-    source_database: Any, lockstep: Any
-) -> None:
-    """Without a key and without transactions, a table has no view of one place of the log."""
-    name = source_database.name
-    source_database.execute(
-        "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(9))",
-        "INSERT INTO orders VALUES (1, 'old')",
-        "CREATE TABLE heap (n INT) ENGINE=MyISAM",
-        "INSERT INTO heap VALUES (1)",
-    )
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
-    lockstep("extract", "shop.yaml")
-    done = lockstep("snapshot", "shop.yaml", code=3).document
-    assert [one["tables"] for one in done["sources"]] == [[f"{name}.orders"]]
-    assert (done["error"]["code"], done["error"]["where"]) == ("snapshot.not_copyable", f"{name}.heap")
-    alone = lockstep("snapshot", "shop.yaml", code=3).document
-    assert (alone["error"]["code"], "sources" in alone) == ("snapshot.not_copyable", False)
+    with lockstep.opened() as ready:
+        assert ready.meta.coverages.find("shop").tables["shop.orders"].feeds == ("x_orders",)
 
 
 @pytest.fixture(params=["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
@@ -106,16 +72,8 @@ def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
         yield request.getfixturevalue("mysql9"), target
 
 
-def run_sql(server: Any, *statements: str) -> None:
-    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-
-
 def rows(server: Any, table: str) -> list[tuple[Any, ...]]:
-    with closing(server.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT id, v FROM {table} ORDER BY id")
-        return list(cursor.fetchall())
+    return server.run(f"SELECT id, v FROM {table} ORDER BY id")
 
 
 @pytest.mark.spark
@@ -125,46 +83,41 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
     source, target = servers
     definition = "(id INT PRIMARY KEY, v VARCHAR(20))"
     parts = "PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (3), PARTITION p1 VALUES LESS THAN MAXVALUE)"
-    run_sql(source, "CREATE DATABASE old", f"CREATE TABLE old.t {definition} {parts}",
-            "INSERT INTO old.t VALUES (1, 'a'), (2, 'b'), (3, 'c')", f"CREATE TABLE old.u {definition}",
-            "INSERT INTO old.u VALUES (1, 'a'), (2, 'b')")  # fmt: skip
-    run_sql(target, *(one for name in ("old", "again") for one in (
+    source.run("CREATE DATABASE old", f"CREATE TABLE old.t {definition} {parts}",
+               "INSERT INTO old.t VALUES (1, 'a'), (2, 'b'), (3, 'c')", f"CREATE TABLE old.u {definition}",
+               "INSERT INTO old.u VALUES (1, 'a'), (2, 'b')")  # fmt: skip
+    target.run(*(one for name in ("old", "again") for one in (
         f"CREATE DATABASE {name}", f"CREATE TABLE {name}.t {definition}", f"CREATE TABLE {name}.u {definition}"
     )))  # fmt: skip
-    try:
-        lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"old\..*", "--target", "env:COPY")
-        file = lockstep.directory / "shop.yaml"
-        text = file.read_text()
-        assert "mode: initial" in text
-        text += (
-            "  - name: rebuilt\n    replay_only: true\n    connections: ['env:COPY']\n"
-            "    tables: {'old.t': {database: again, table: t}, 'old.u': {database: again, table: u}}\n"
-        )
-        file.write_text(text)
-        run_sql(source, "UPDATE old.t SET v = 'new' WHERE id = 2", "DELETE FROM old.t WHERE id = 3")
-        lockstep("run", "shop.yaml")
-        assert rows(target, "old.t") == rows(source, "old.t") == [(1, "a"), (2, "new")]
-        # No row event says that rows of t are gone; those of u cannot be known from a statement.
-        run_sql(source, "UPDATE old.t SET v = 'newer' WHERE id = 1", "INSERT INTO old.t VALUES (4, 'd'), (5, 'e')",
-                "ALTER TABLE old.t TRUNCATE PARTITION p0", "UPDATE old.t SET v = 'dd' WHERE id = 4",
-                "SET binlog_format = STATEMENT", "DELETE FROM old.u WHERE id = 1", "SET binlog_format = ROW",
-                "INSERT INTO old.u VALUES (3, 'c')")  # fmt: skip
-        lockstep("run", "shop.yaml")
-        assert rows(target, "old.t") == rows(source, "old.t") == [(4, "dd"), (5, "e")]
-        assert rows(target, "old.u") == rows(source, "old.u") == [(2, "b"), (3, "c")]
-        run_sql(source, "INSERT INTO old.t VALUES (2, 'back')", "DELETE FROM old.t WHERE id = 5")
-        lockstep("extract", "shop.yaml")
-        (lockstep.directory / ".lockstep" / "shop" / "meta.db").unlink()
-        lockstep("meta", "rebuild", "shop.yaml")
-        lockstep("run", "shop.yaml", "--replay", "--target", "rebuilt")
-        assert rows(target, "again.t") == rows(source, "old.t") == [(2, "back"), (4, "dd")]
-        assert rows(target, "again.u") == rows(source, "old.u")
-        status = lockstep("status", "shop.yaml", code=None).document
-        assert [one for one in status["problems"] if one["code"] == "stage.partial"] == []
-    finally:
-        run_sql(source, "DROP DATABASE old")
-        run_sql(target, "DROP DATABASE IF EXISTS old", "DROP DATABASE IF EXISTS again")
+    lockstep.init(source, "old", target)
+    file = lockstep.directory / "shop.yaml"
+    text = file.read_text()
+    assert "mode: initial" in text
+    text += (
+        "  - name: rebuilt\n    replay_only: true\n    connections: ['env:COPY']\n"
+        "    tables: {'old.t': {database: again, table: t}, 'old.u': {database: again, table: u}}\n"
+    )
+    file.write_text(text)
+    source.run("UPDATE old.t SET v = 'new' WHERE id = 2", "DELETE FROM old.t WHERE id = 3")
+    lockstep("run", "shop.yaml")
+    assert rows(target, "old.t") == rows(source, "old.t") == [(1, "a"), (2, "new")]
+    # No row event says that rows of t are gone; those of u cannot be known from a statement.
+    source.run("UPDATE old.t SET v = 'newer' WHERE id = 1", "INSERT INTO old.t VALUES (4, 'd'), (5, 'e')",
+               "ALTER TABLE old.t TRUNCATE PARTITION p0", "UPDATE old.t SET v = 'dd' WHERE id = 4",
+               "SET binlog_format = STATEMENT", "DELETE FROM old.u WHERE id = 1", "SET binlog_format = ROW",
+               "INSERT INTO old.u VALUES (3, 'c')")  # fmt: skip
+    lockstep("run", "shop.yaml")
+    assert rows(target, "old.t") == rows(source, "old.t") == [(4, "dd"), (5, "e")]
+    assert rows(target, "old.u") == rows(source, "old.u") == [(2, "b"), (3, "c")]
+    source.run("INSERT INTO old.t VALUES (2, 'back')", "DELETE FROM old.t WHERE id = 5")
+    lockstep("extract", "shop.yaml")
+    (lockstep.directory / ".lockstep" / "shop" / "meta.db").unlink()
+    lockstep("meta", "rebuild", "shop.yaml")
+    lockstep("run", "shop.yaml", "--replay", "--target", "rebuilt")
+    assert rows(target, "again.t") == rows(source, "old.t") == [(2, "back"), (4, "dd")]
+    assert rows(target, "again.u") == rows(source, "old.u")
+    status = lockstep("status", "shop.yaml", code=None).document
+    assert [one for one in status["problems"] if one["code"] == "stage.partial"] == []
 
 
 @pytest.mark.matrix
@@ -173,28 +126,23 @@ def test_rows_without_a_key_are_copied_and_reach_the_target_as_often_as_the_sour
     servers: tuple[Any, Any], lockstep: Any
 ) -> None:
     source, target = servers
-    run_sql(source, "CREATE DATABASE old", "CREATE TABLE old.heap (id INT, v INT)",
-            "INSERT INTO old.heap VALUES (1, 1), (1, 1), (2, NULL), (NULL, NULL)")  # fmt: skip
-    run_sql(target, "CREATE DATABASE old", "CREATE TABLE old.heap (id INT, v INT)")
-    try:
-        lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"old\..*", "--target", "env:COPY")
-        assert "no_key: rows" in (lockstep.directory / "shop.yaml").read_text()
-        lockstep("extract", "shop.yaml")
-        run_sql(source, "INSERT INTO old.heap VALUES (1, 1), (3, 3)", "DELETE FROM old.heap WHERE id = 2")
-        lockstep("run", "shop.yaml", "--staged")  # changes of rows that are not copied yet
-        lockstep("run", "shop.yaml")
-        assert rows(target, "old.heap") == rows(source, "old.heap") == [(None, None), *3 * [(1, 1)], (3, 3)]
-        run_sql(source, "DELETE FROM old.heap WHERE id = 1 LIMIT 1")
-        lockstep("snapshot", "shop.yaml", "old.heap")  # again, of a table that lacks nothing
-        run_sql(source, "INSERT INTO old.heap VALUES (5, 5), (5, 5)")
-        lockstep("run", "shop.yaml")
-        assert rows(target, "old.heap") == rows(source, "old.heap") == [
-            (None, None), (1, 1), (1, 1), (3, 3), (5, 5), (5, 5)
-        ]  # fmt: skip
-    finally:
-        run_sql(source, "DROP DATABASE old")
-        run_sql(target, "DROP DATABASE IF EXISTS old")
+    source.run("CREATE DATABASE old", "CREATE TABLE old.heap (id INT, v INT)",
+               "INSERT INTO old.heap VALUES (1, 1), (1, 1), (2, NULL), (NULL, NULL)")  # fmt: skip
+    target.run("CREATE DATABASE old", "CREATE TABLE old.heap (id INT, v INT)")
+    lockstep.init(source, "old", target)
+    assert "no_key: rows" in (lockstep.directory / "shop.yaml").read_text()
+    lockstep("extract", "shop.yaml")
+    source.run("INSERT INTO old.heap VALUES (1, 1), (3, 3)", "DELETE FROM old.heap WHERE id = 2")
+    lockstep("run", "shop.yaml", "--staged")  # changes of rows that are not copied yet
+    lockstep("run", "shop.yaml")
+    assert rows(target, "old.heap") == rows(source, "old.heap") == [(None, None), *3 * [(1, 1)], (3, 3)]
+    source.run("DELETE FROM old.heap WHERE id = 1 LIMIT 1")
+    lockstep("snapshot", "shop.yaml", "old.heap")  # again, of a table that lacks nothing
+    source.run("INSERT INTO old.heap VALUES (5, 5), (5, 5)")
+    lockstep("run", "shop.yaml")
+    assert rows(target, "old.heap") == rows(source, "old.heap") == [
+        (None, None), (1, 1), (1, 1), (3, 3), (5, 5), (5, 5)
+    ]  # fmt: skip
 
 
 def test_a_table_whose_column_got_another_type_is_read_as_it_is_now_and_as_it_was(
@@ -202,14 +150,11 @@ def test_a_table_whose_column_got_another_type_is_read_as_it_is_now_and_as_it_wa
 ) -> None:
     name = source_database.name
     source_database.execute("CREATE TABLE orders (order_id INT PRIMARY KEY, status INT)")
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep.init(source_database.server, source_database.name)
     lockstep("extract", "shop.yaml")
     source_database.execute("INSERT INTO orders VALUES (1, 10), (2, 20)")
     lockstep("extract", "shop.yaml")
-    with closing(source_database.server.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("SHOW MASTER STATUS")
-        before = "{}:{}".format(*cursor.fetchone()[:2])
+    before = "{}:{}".format(*source_database.execute("SHOW MASTER STATUS")[0][:2])
     source_database.execute(
         "UPDATE orders SET status = 21 WHERE order_id = 2", "ALTER TABLE orders MODIFY status VARCHAR(9)",
         "INSERT INTO orders VALUES (3, 'x')",
@@ -242,21 +187,13 @@ def test_two_copies_of_a_pipeline_at_once_copy_each_row_once(source_database: An
             for n in range(13)
         ),
     )
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep.init(source_database.server, source_database.name)
     lockstep("extract", "shop.yaml")
-    both = [
-        subprocess.Popen(
-            lockstep.command("snapshot", "shop.yaml", "--json"), cwd=lockstep.directory, env=lockstep.environment,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    said = [one.communicate() for one in both]
-    codes = sorted(one.returncode for one in both)
-    assert codes in ([0, 0], [0, 75]), said
+    with lockstep.started("snapshot", "shop.yaml", log="1") as one, lockstep.started("snapshot", "shop.yaml") as other:
+        codes = sorted((one.wait(), other.wait()))
+    assert codes in ([0, 0], [0, 75]), (one.document, other.document)
     if codes == [0, 75]:
-        assert any("lease.held" in out for out, _ in said), said
+        assert "lease.held" in one.log.read_text() + other.log.read_text()
     assert lockstep("snapshot", "shop.yaml").document["sources"] == []
     counted = f'SELECT count(*), count(DISTINCT order_id) FROM "{name}.orders"'
     assert lockstep("stage", "sql", "shop.yaml", counted).document["rows"] == [[8192, 8192]]
@@ -275,17 +212,12 @@ def test_a_target_that_is_down_at_the_beginning_of_a_run_gets_everything_from_a_
         "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(9))", "INSERT INTO orders VALUES (1, 'old')"
     )
     with MySql.start(server_id=62) as down, MySql.start(server_id=63) as up:
-        for server in (down, up):
-            with closing(server.connect()) as connection, connection.cursor() as cursor:
-                cursor.execute("SET PERSIST local_infile = ON")
         lockstep.environ |= {"SHOP": source_database.server.url, "DOWN": down.url, "UP": up.url}
         init = ("--source", "env:SHOP", "--include", rf"{name}\..*", "--target", "env:DOWN", "--target", "env:UP")
         lockstep("init", "shop", *init)
 
         def rows(server: MySql) -> list[tuple[Any, ...]]:
-            with closing(server.connect()) as connection, connection.cursor() as cursor:
-                cursor.execute(f"SELECT order_id, status FROM {name}.orders ORDER BY 1")
-                return list(cursor.fetchall())
+            return server.run(f"SELECT order_id, status FROM {name}.orders ORDER BY 1")
 
         down.stop()
         failed = lockstep("run", "shop.yaml", code=75)
@@ -306,8 +238,7 @@ def test_a_copy_of_all_tables_leaves_those_that_are_not_captured_and_says_so(
     name = source_database.name
     source_database.execute(*(f"CREATE TABLE {one} (id INT PRIMARY KEY)" for one in ("orders", "former", "gone")))
     source_database.execute(*(f"INSERT INTO {one} VALUES (1)" for one in ("orders", "former", "gone")))
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep.init(source_database.server, source_database.name)
     lockstep("extract", "shop.yaml")
     file = lockstep.directory / "shop.yaml"
     text = file.read_text()
@@ -329,8 +260,7 @@ def test_a_copy_that_is_not_staged_and_a_table_that_is_gone_are_no_success(sourc
     name = source_database.name
     source_database.execute("CREATE TABLE visits (n INT)", "INSERT INTO visits VALUES (1), (1)")
     source_database.execute("CREATE TABLE gone (id INT PRIMARY KEY)", "INSERT INTO gone VALUES (1)")
-    lockstep.environ["SHOP"] = source_database.server.url
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep.init(source_database.server, source_database.name)
     lockstep("snapshot", "shop.yaml", f"{name}.visits")
     # Nothing was logged since, so that the two copies of a table without a key would have one place.
     (done,) = lockstep("snapshot", "shop.yaml", f"{name}.visits", code=75).document["sources"]
@@ -350,7 +280,7 @@ def test_a_dry_run_says_of_each_table_what_the_copy_will_do(source_database: Any
     source_database.execute(
         "CREATE TABLE orders (order_id INT PRIMARY KEY)",
         "CREATE TABLE visits (at DATETIME)",
-        "CREATE TABLE heap (n INT) ENGINE=MyISAM",
+        "CREATE TABLE heap (n INT) ENGINE=MyISAM",  # without key and transactions: no view of one place of the log
         *(f"CREATE TABLE all_{one} (id INT PRIMARY KEY)" for one in "ab"),
     )
     source_database.execute("INSERT INTO orders VALUES (1)", "INSERT INTO visits VALUES (NOW()), (NOW())")
@@ -372,3 +302,6 @@ def test_a_dry_run_says_of_each_table_what_the_copy_will_do(source_database: Any
     done = lockstep("snapshot", "shop.yaml", code=3).document
     assert refused == {"heap", "all_a", "all_b"}
     assert sorted(done["sources"][0]["tables"]) == [f"{name}.orders", f"{name}.visits"]
+    assert done["error"]["code"] == "snapshot.not_copyable"
+    alone = lockstep("snapshot", "shop.yaml", code=3).document
+    assert (alone["error"]["code"], "sources" in alone) == ("snapshot.not_copyable", False)

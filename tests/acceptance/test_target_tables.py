@@ -3,60 +3,43 @@ replay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
-from cdc_core import config
 from cdc_core.errors import DataAtRisk, LockstepError, parts_of
-from cdc_core.meta import LastWrite, Meta, Renewal
+from cdc_core.meta.meta_rows import LastWrite, Renewal
 from cdc_core.operations.apply.plan import load, plan
 from cdc_core.operations.target_tables import require_any_ready
-from cdc_core.stage.stores import open_stage
-from tests.lab.opened import opened
 
 
 @pytest.fixture(params=["mariadb mysql9", "mysql9 mariadb_target"])
-def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+def servers(request: pytest.FixtureRequest, lockstep: Any) -> tuple[Any, Any]:
     """A source and a target, with the database `grown` on the source only."""
     source, target = (request.getfixturevalue(name) for name in request.param.split())
-    run_sql(source, "CREATE DATABASE grown CHARACTER SET utf8mb4")
-    run_sql(target, "SET GLOBAL local_infile = ON")
-    yield source, target
-    run_sql(source, "DROP DATABASE grown")
-    run_sql(target, "DROP DATABASE IF EXISTS grown", "DROP DATABASE IF EXISTS again")
-
-
-def run_sql(server: Any, *statements: str) -> list[tuple[Any, ...]]:
-    with closing(server.connect(autocommit=True, charset="utf8mb4")) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-        return list(cursor.fetchall())
+    source.run("CREATE DATABASE grown CHARACTER SET utf8mb4")
+    return source, target
 
 
 def rows(server: Any, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
-    return run_sql(server, f"SELECT {columns} FROM {table} ORDER BY 1")
+    return server.run(f"SELECT {columns} FROM {table} ORDER BY 1")
 
 
 @pytest.mark.matrix
 @pytest.mark.spark
 def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tuple[Any, Any], lockstep: Any) -> None:
     source, target = servers
-    run_sql(
-        source,
+    source.run(
         "CREATE TABLE grown.orders (id INT AUTO_INCREMENT PRIMARY KEY, status VARCHAR(9) NOT NULL DEFAULT 'new', "
         "code VARCHAR(9) UNIQUE)",
         "INSERT INTO grown.orders VALUES (1, 'old', 'a'), (2, 'old', 'b')",
         "CREATE TABLE grown.nothing (id INT PRIMARY KEY)",
         "CREATE TABLE grown.keyless (n INT)",
     )
-    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
+    lockstep.init(source, "grown", target)
     planned = lockstep("target", "create", "shop.yaml", "--dry-run").document["targets"]["shop"]
     assert {one["state"] for one in planned} == {"missing"}
-    assert run_sql(target, "SHOW DATABASES LIKE 'grown'") == []
+    assert target.run("SHOW DATABASES LIKE 'grown'") == []
     checked = lockstep("check", "shop.yaml", code=None).document["findings"]
     assert [one for one in checked if one["status"] == "fail"] == []
     assert sum("to create with the next run" in one["what"] for one in checked) == 3
@@ -65,8 +48,7 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
     assert rows(target, "grown.orders") == rows(source, "grown.orders") == [(1, "old", "a"), (2, "old", "b")]
     assert rows(target, "grown.nothing") == []
 
-    run_sql(
-        source,
+    source.run(
         "ALTER TABLE grown.orders ADD COLUMN note VARCHAR(20) NULL COMMENT 'why' AFTER status",
         "INSERT INTO grown.orders (code, note) VALUES ('c', 'it''s')",
         "UPDATE grown.orders SET code = IF(id = 1, 'b', 'x') WHERE id < 3 ORDER BY id DESC",
@@ -101,16 +83,13 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
 @pytest.mark.spark
 def test_runs_follow_renames_drops_and_additions_of_columns_by_themselves(servers: Any, lockstep: Any) -> None:
     source, target = servers
-    run_sql(
-        source,
+    source.run(
         "CREATE TABLE grown.orders (id INT PRIMARY KEY, old VARCHAR(9) NOT NULL, gone INT NOT NULL)",
         "INSERT INTO grown.orders VALUES (1, 'a', 1), (2, 'b', 2)",
     )
-    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
+    lockstep.init(source, "grown", target)
     lockstep("run", "shop.yaml")
-    run_sql(
-        source,
+    source.run(
         "UPDATE grown.orders SET gone = 3 WHERE id = 2",
         "ALTER TABLE grown.orders RENAME COLUMN old TO new, DROP COLUMN gone",
         "ALTER TABLE grown.orders RENAME COLUMN id TO number",
@@ -120,7 +99,7 @@ def test_runs_follow_renames_drops_and_additions_of_columns_by_themselves(server
     for _ in range(2):  # the new name of the key ends a run before it
         lockstep("run", "shop.yaml")
     assert rows(target, "grown.orders", "number, new") == rows(source, "grown.orders") == [(2, "b"), (3, "c")]
-    run_sql(source, "ALTER TABLE grown.orders ADD COLUMN quiet INT NULL")
+    source.run("ALTER TABLE grown.orders ADD COLUMN quiet INT NULL")
     lockstep("run", "shop.yaml")
     assert rows(target, "grown.orders", "number, new, quiet") == [(2, "b", None), (3, "c", None)]
     lockstep("verify", "shop.yaml")
@@ -130,9 +109,8 @@ def test_runs_follow_renames_drops_and_additions_of_columns_by_themselves(server
 @pytest.mark.spark
 def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(servers: Any, lockstep: Any) -> None:
     source, target = servers
-    run_sql(source, "CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")
-    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
+    source.run("CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")
+    lockstep.init(source, "grown", target)
     file = lockstep.directory / "shop.yaml"
     text = file.read_text()
     assert "on_missing_table: create" in text
@@ -143,7 +121,7 @@ def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(serve
     assert "CREATE TABLE" in error["remedy"]
     made = lockstep("target", "create", "shop.yaml").document["targets"]["shop"]
     assert [(one["table"], one["state"]) for one in made] == [("grown.orders", "created")]
-    run_sql(source, "ALTER TABLE grown.orders ADD COLUMN n INT NULL FIRST", "INSERT INTO grown.orders VALUES (2, 2)")
+    source.run("ALTER TABLE grown.orders ADD COLUMN n INT NULL FIRST", "INSERT INTO grown.orders VALUES (2, 2)")
     error = lockstep("run", "shop.yaml", code=3).error
     assert error["code"] == "target.definition"
     assert "ADD COLUMN `n` int NULL FIRST" in error["remedy"]
@@ -158,12 +136,11 @@ def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(serve
 @pytest.mark.spark
 def test_a_table_that_was_dropped_on_the_target_is_not_continued_without_its_rows(servers: Any, lockstep: Any) -> None:
     source, target = servers
-    run_sql(source, "CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")
-    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
-    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
+    source.run("CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")
+    lockstep.init(source, "grown", target)
     lockstep("run", "shop.yaml")
-    run_sql(source, "INSERT INTO grown.orders VALUES (2)")
-    run_sql(target, "DROP TABLE grown.orders")
+    source.run("INSERT INTO grown.orders VALUES (2)")
+    target.run("DROP TABLE grown.orders")
     assert lockstep("run", "shop.yaml", code=4).error["code"] == "target.lost_writes"
     lockstep("run", "shop.yaml", "--replay", "--target", "shop")
     lockstep("run", "shop.yaml")
@@ -172,141 +149,108 @@ def test_a_table_that_was_dropped_on_the_target_is_not_continued_without_its_row
 
 def made_ready(lockstep: Any, number: int) -> None:
     """What the plan of a run does before Spark starts."""
-    file = lockstep.directory / "shop.yaml"
-    pipeline = config.load(file)
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        planned = plan(
-            opened(pipeline, meta, store=open_stage(pipeline.stage)),
-            window=None,
-            run_id=f"shop-{number}",
-            targets=["shop"],
-        )
-        assert (
-            require_any_ready(
-                opened(pipeline, meta, environ=lockstep.environment),
-                planned,
-            )
-            == {}
-        )
+    with lockstep.opened() as opened:
+        planned = plan(opened, window=None, run_id=f"shop-{number}", targets=["shop"])
+        assert require_any_ready(opened, planned) == {}
 
 
 def written(lockstep: Any, tables: dict[str, str]) -> None:
     """As if closed ledgers counted rows that were written to these tables, by logical table."""
-    with Meta.open(config.load(lockstep.directory / "shop.yaml").meta.url, "shop") as meta:
+    with lockstep.opened() as opened:
         former = Renewal(None, LastWrite("former", 1))
-        meta.writes.accept("shop", {one: {name: former} for one, name in tables.items()})
+        opened.meta.writes.accept("shop", {one: {name: former} for one, name in tables.items()})
 
 
 def applied(lockstep: Any, number: int) -> None:
     """As if the run had written what it planned."""
-    pipeline = config.load(lockstep.directory / "shop.yaml")
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        batches = load(meta, open_stage(pipeline.stage), f"shop-{number}").target("shop").batches
-        meta.runs.mark_applied(f"shop-{number}", "shop", batches)
-        meta.runs.commit(f"shop-{number}", "shop", batches, [], [])
+    run_id = f"shop-{number}"
+    with lockstep.opened() as opened:
+        batches = load(opened.meta, opened.store, run_id).target("shop").batches
+        opened.meta.runs.mark_applied(run_id, "shop", batches)
+        opened.meta.runs.commit(run_id, "shop", batches, [], [])
 
 
 def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
-    run_sql(mysql9, "SET GLOBAL local_infile = ON")
-    run_sql(mariadb, "CREATE DATABASE planned", "CREATE TABLE planned.a (id INT PRIMARY KEY, s VARCHAR(9) DEFAULT 'x')")
-    try:
-        lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
-        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"planned\..*", "--target", "env:COPY")
-        run_sql(mariadb, "INSERT INTO planned.a VALUES (1, 'a')")
-        lockstep("extract", "shop.yaml")
-        made_ready(lockstep, 1)
-        run_sql(mysql9, "INSERT INTO planned.a (id) VALUES (7)")
-        assert rows(mysql9, "planned.a", "id, s") == [(7, "x")]
-        run_sql(
-            mariadb,
-            "ALTER TABLE planned.a ADD COLUMN n BIGINT NULL COMMENT 'why'",
-            "INSERT INTO planned.a VALUES (2, 'b', 1)",
-            "CREATE TABLE planned.later (id INT PRIMARY KEY)",
-            "INSERT INTO planned.later VALUES (1)",
-        )
-        lockstep("extract", "shop.yaml")
-        for number in (2, 3):
-            made_ready(lockstep, number)
-            assert rows(mysql9, "planned.a", "id, s, n") == [(7, "x", None)]
-            assert rows(mysql9, "planned.later") == []
-        # The staged definition is enough where the source does not answer.
-        run_sql(mysql9, "DROP DATABASE planned")
-        lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"
-        made_ready(lockstep, 4)
-        assert rows(mysql9, "planned.a", "id, s, n") == []
-        # Rows that were written under another name are not continued in a new table.
-        run_sql(mysql9, "DROP TABLE planned.later")
-        written(lockstep, {"planned.later": "planned.former"})
-        with pytest.raises(DataAtRisk) as moved:
-            made_ready(lockstep, 5)
-        assert moved.value.code == "target.layout"
-        assert run_sql(mysql9, "SHOW TABLES FROM planned LIKE 'later'") == []
-        file = lockstep.directory / "shop.yaml"
-        file.write_text(file.read_text().replace("on_missing_table: create", "on_missing_table: stop"))
-        with pytest.raises(DataAtRisk) as caught:
-            made_ready(lockstep, 6)
-        assert {one.code for one in parts_of(caught.value)} == {"target.lost_writes", "target.table"}
-    finally:
-        run_sql(mariadb, "DROP DATABASE planned")
-        run_sql(mysql9, "DROP DATABASE IF EXISTS planned")
+    mariadb.run("CREATE DATABASE planned", "CREATE TABLE planned.a (id INT PRIMARY KEY, s VARCHAR(9) DEFAULT 'x')")
+    lockstep.init(mariadb, "planned", mysql9)
+    mariadb.run("INSERT INTO planned.a VALUES (1, 'a')")
+    lockstep("extract", "shop.yaml")
+    made_ready(lockstep, 1)
+    mysql9.run("INSERT INTO planned.a (id) VALUES (7)")
+    assert rows(mysql9, "planned.a", "id, s") == [(7, "x")]
+    mariadb.run(
+        "ALTER TABLE planned.a ADD COLUMN n BIGINT NULL COMMENT 'why'",
+        "INSERT INTO planned.a VALUES (2, 'b', 1)",
+        "CREATE TABLE planned.later (id INT PRIMARY KEY)",
+        "INSERT INTO planned.later VALUES (1)",
+    )
+    lockstep("extract", "shop.yaml")
+    for number in (2, 3):
+        made_ready(lockstep, number)
+        assert rows(mysql9, "planned.a", "id, s, n") == [(7, "x", None)]
+        assert rows(mysql9, "planned.later") == []
+    # The staged definition is enough where the source does not answer.
+    mysql9.run("DROP DATABASE planned")
+    lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"
+    made_ready(lockstep, 4)
+    assert rows(mysql9, "planned.a", "id, s, n") == []
+    # Rows that were written under another name are not continued in a new table.
+    mysql9.run("DROP TABLE planned.later")
+    written(lockstep, {"planned.later": "planned.former"})
+    with pytest.raises(DataAtRisk) as moved:
+        made_ready(lockstep, 5)
+    assert moved.value.code == "target.layout"
+    assert mysql9.run("SHOW TABLES FROM planned LIKE 'later'") == []
+    file = lockstep.directory / "shop.yaml"
+    file.write_text(file.read_text().replace("on_missing_table: create", "on_missing_table: stop"))
+    with pytest.raises(DataAtRisk) as caught:
+        made_ready(lockstep, 6)
+    assert {one.code for one in parts_of(caught.value)} == {"target.lost_writes", "target.table"}
 
 
 def test_columns_of_a_target_follow_statements_of_the_source_whether_or_not_rows_come_after_them(
     mariadb: Any, mysql9: Any, lockstep: Any
 ) -> None:
-    run_sql(mysql9, "SET GLOBAL local_infile = ON")
-    run_sql(mariadb, "CREATE DATABASE followed")
-    try:
-        lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
-        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"followed\..*", "--target", "env:COPY")
-        run_sql(
-            mariadb,
-            "CREATE TABLE followed.b (code INT PRIMARY KEY, gone INT NOT NULL, old INT NOT NULL)",
-            "CREATE TABLE followed.quiet (id INT PRIMARY KEY, old INT NOT NULL)",
-            "INSERT INTO followed.b VALUES (1, 2, 3)",
-            "INSERT INTO followed.quiet VALUES (1, 2)",
-        )
-        lockstep("extract", "shop.yaml")
-        made_ready(lockstep, 1)
-        run_sql(mysql9, "INSERT INTO followed.b VALUES (1, 2, 3)", "INSERT INTO followed.quiet VALUES (1, 2)")
-        run_sql(
-            mariadb,
-            "ALTER TABLE followed.b DROP COLUMN gone, CHANGE old new INT NOT NULL",
-            "ALTER TABLE followed.b RENAME COLUMN code TO number",
-            "INSERT INTO followed.b VALUES (4, 5)",
-            "ALTER TABLE followed.quiet ADD COLUMN note INT NULL",
-        )
-        lockstep("extract", "shop.yaml")
-        made_ready(lockstep, 2)
-        assert rows(mysql9, "followed.quiet", "id, old, note") == [(1, 2, None)]
-        assert rows(mysql9, "followed.b", "code, gone, old") == [(1, 2, 3)], "the key's new name ends the run before it"
-        applied(lockstep, 2)
-        # As a run leaves it that was killed amid the renames.
-        run_sql(mysql9, "ALTER TABLE followed._lockstep_tombstone_b RENAME COLUMN code TO number")
-        made_ready(lockstep, 3)
-        run_sql(mysql9, "INSERT INTO followed.b (number, new) VALUES (4, 5)")
-        assert rows(mysql9, "followed.b", "number, gone, new") == [(1, 2, 3), (4, None, 5)]
-        run_sql(mysql9, "INSERT INTO followed._lockstep_tombstone_b VALUES (9, 'v')")
-        assert rows(mysql9, "followed._lockstep_tombstone_b", "number") == [(9,)]
-        run_sql(mariadb, "ALTER TABLE followed.quiet RENAME COLUMN old TO new, DROP COLUMN note")
-        lockstep("extract", "shop.yaml")
-        made_ready(lockstep, 4)
-        assert rows(mysql9, "followed.quiet", "id, new, note") == [(1, 2, None)]
-    finally:
-        run_sql(mariadb, "DROP DATABASE followed")
-        run_sql(mysql9, "DROP DATABASE IF EXISTS followed")
+    mariadb.run("CREATE DATABASE followed")
+    lockstep.init(mariadb, "followed", mysql9)
+    mariadb.run(
+        "CREATE TABLE followed.b (code INT PRIMARY KEY, gone INT NOT NULL, old INT NOT NULL)",
+        "CREATE TABLE followed.quiet (id INT PRIMARY KEY, old INT NOT NULL)",
+        "INSERT INTO followed.b VALUES (1, 2, 3)",
+        "INSERT INTO followed.quiet VALUES (1, 2)",
+    )
+    lockstep("extract", "shop.yaml")
+    made_ready(lockstep, 1)
+    mysql9.run("INSERT INTO followed.b VALUES (1, 2, 3)", "INSERT INTO followed.quiet VALUES (1, 2)")
+    mariadb.run(
+        "ALTER TABLE followed.b DROP COLUMN gone, CHANGE old new INT NOT NULL",
+        "ALTER TABLE followed.b RENAME COLUMN code TO number",
+        "INSERT INTO followed.b VALUES (4, 5)",
+        "ALTER TABLE followed.quiet ADD COLUMN note INT NULL",
+    )
+    lockstep("extract", "shop.yaml")
+    made_ready(lockstep, 2)
+    assert rows(mysql9, "followed.quiet", "id, old, note") == [(1, 2, None)]
+    assert rows(mysql9, "followed.b", "code, gone, old") == [(1, 2, 3)], "the key's new name ends the run before it"
+    applied(lockstep, 2)
+    # As a run leaves it that was killed amid the renames.
+    mysql9.run("ALTER TABLE followed._lockstep_tombstone_b RENAME COLUMN code TO number")
+    made_ready(lockstep, 3)
+    mysql9.run("INSERT INTO followed.b (number, new) VALUES (4, 5)")
+    assert rows(mysql9, "followed.b", "number, gone, new") == [(1, 2, 3), (4, None, 5)]
+    mysql9.run("INSERT INTO followed._lockstep_tombstone_b VALUES (9, 'v')")
+    assert rows(mysql9, "followed._lockstep_tombstone_b", "number") == [(9,)]
+    mariadb.run("ALTER TABLE followed.quiet RENAME COLUMN old TO new, DROP COLUMN note")
+    lockstep("extract", "shop.yaml")
+    made_ready(lockstep, 4)
+    assert rows(mysql9, "followed.quiet", "id, new, note") == [(1, 2, None)]
 
 
 def test_a_run_says_why_a_table_of_its_target_cannot_be_made(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
-    run_sql(mysql9, "SET GLOBAL local_infile = ON")
-    run_sql(mariadb, "CREATE DATABASE unmade", "CREATE TABLE unmade.t (a TEXT NOT NULL, PRIMARY KEY (a(9)))")
-    try:
-        lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
-        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"unmade\..*", "--target", "env:COPY")
-        run_sql(mariadb, "INSERT INTO unmade.t VALUES ('a')")
-        lockstep("extract", "shop.yaml")
-        with pytest.raises(LockstepError) as refused:
-            made_ready(lockstep, 1)
-        assert refused.value.code == "target.definition"
-    finally:
-        run_sql(mariadb, "DROP DATABASE unmade")
+    mariadb.run("CREATE DATABASE unmade", "CREATE TABLE unmade.t (a TEXT NOT NULL, PRIMARY KEY (a(9)))")
+    lockstep.init(mariadb, "unmade", mysql9)
+    mariadb.run("INSERT INTO unmade.t VALUES ('a')")
+    lockstep("extract", "shop.yaml")
+    with pytest.raises(LockstepError) as refused:
+        made_ready(lockstep, 1)
+    assert refused.value.code == "target.definition"

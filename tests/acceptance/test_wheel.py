@@ -60,9 +60,7 @@ def test_the_wheel_runs_a_pipeline_from_an_existing_database(
     source_database.execute(
         "CREATE TABLE orders (id INT PRIMARY KEY, v INT)", "INSERT INTO orders VALUES (1, 10), (2, 20)"
     )
-    with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-        cursor.execute(f"CREATE TABLE {name}.orders (id INT PRIMARY KEY, v INT)")
+    mariadb_target.run(f"CREATE DATABASE {name}", f"CREATE TABLE {name}.orders (id INT PRIMARY KEY, v INT)")
     environ = {
         "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path / "home"),
         "SHOP": source_database.server.url, "COPY": mariadb_target.url,
@@ -81,9 +79,7 @@ def test_the_wheel_runs_a_pipeline_from_an_existing_database(
     source_database.execute("UPDATE orders SET v = 11 WHERE id = 1", "INSERT INTO orders VALUES (3, 30)")
     if extras:
         run("run", "shop.yaml")
-        with mariadb_target.connect() as connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT id, v FROM {name}.orders ORDER BY id")
-            assert list(cursor.fetchall()) == [(1, 11), (2, 20), (3, 30)]
+        assert mariadb_target.run(f"SELECT id, v FROM {name}.orders ORDER BY id") == [(1, 11), (2, 20), (3, 30)]
     else:
         run("snapshot", "shop.yaml")
         found = run("stage", "sql", "shop.yaml", f'SELECT id, v FROM "{name}.orders" ORDER BY id')

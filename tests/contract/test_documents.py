@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,11 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from cdc_core import config, errors
-from cdc_core.cli import airflow
-from cdc_core.cli import cli_document as reference
+from cdc_core.cli import cli_document
 from cdc_core.cli.app import app
 from cdc_core.cli.performable import performable
+from tests.contract.product_source import ROOT, modules, nodes
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CODE = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*\.[a-z][a-z0-9_]*$")
 STALE = "run `python -m cdc_core.cli.cli_document`"
@@ -86,22 +86,15 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_dag_files_that_the_command_prints_are_those_of_the_repository() -> None:
-    assert (ROOT / "dags" / "lockstep_pipelines.py").read_text(encoding="utf-8") == airflow.DAGS
-    assert (ROOT / "dags" / "lockstep_pipeline_errors.py").read_text(encoding="utf-8") == airflow.IMPORT_ERRORS
+PRODUCT = modules("cdc_core", "spark_jobs", "plugins", "expectations")
 
 
-def sources() -> Iterator[tuple[Path, ast.AST]]:
-    for folder in ("cdc_core", "spark_jobs", "plugins", "expectations"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path, ast.parse(path.read_text(encoding="utf-8"))
-
-
+@cache
 def raised_codes() -> dict[str, str]:
     """Every literal that is given as `code=`, or that a class of errors has as its own, and where."""
     found = {}
-    for path, tree in sources():
-        for node in ast.walk(tree):
+    for path in PRODUCT:
+        for node in nodes(path):
             given = isinstance(node, ast.keyword) and node.arg == "code"
             own = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "own_code"
             if given or own:
@@ -114,8 +107,8 @@ def raised_codes() -> dict[str, str]:
 def literals() -> set[str]:
     return {
         node.value
-        for _, tree in sources()
-        for node in ast.walk(tree)
+        for path in PRODUCT
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
@@ -136,8 +129,8 @@ def test_every_code_that_is_raised_is_documented() -> None:
 def test_a_code_has_one_class_so_that_it_says_how_to_recover() -> None:
     known = {kind.__name__: kind for kind in all_errors()}
     classes: dict[str, set[str]] = {kind.own_code: {errors.severity(kind).__name__} for kind in known.values()}
-    for path, tree in sources():
-        for node in ast.walk(tree):
+    for path in PRODUCT:
+        for node in nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
                 raised = known[node.func.id]
                 codes = [part.value for part in node.keywords if part.arg == "code"]
@@ -176,7 +169,7 @@ def test_every_code_that_a_document_names_is_documented() -> None:
     rooms = {code.partition(".")[0] for code in codes}
     others = {"spark.archives", "spark.authenticate"} | {
         f"{path}.{key}".replace("[]", "")
-        for path, model in reference.models(config.Pipeline, "")
+        for path, model in cli_document.models(config.Pipeline, "")
         for key in model.model_fields
     }
     cited = [
@@ -190,14 +183,14 @@ def test_every_code_that_a_document_names_is_documented() -> None:
 
 def test_configuration_md_lists_the_keys_of_the_models() -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    assert reference.with_keys(text) == text, STALE
-    assert reference.configuration_keys() in text
+    assert cli_document.with_keys(text) == text, STALE
+    assert cli_document.configuration_keys() in text
 
 
 def test_every_key_of_the_models_has_a_description() -> None:
     missing = [
         f"{model.__name__}.{name}"
-        for _, model in reference.models(config.Pipeline, "")
+        for _, model in cli_document.models(config.Pipeline, "")
         for name, field in model.model_fields.items()
         if not field.description
     ]
@@ -221,23 +214,23 @@ def test_every_pipeline_file_of_the_repository_is_valid() -> None:
 
 
 def test_cli_md_is_the_reference_of_the_commands() -> None:
-    assert (DOCS / "cli.md").read_text(encoding="utf-8") == reference.cli_markdown(), STALE
+    assert (DOCS / "cli.md").read_text(encoding="utf-8") == cli_document.cli_markdown(), STALE
 
 
 LEAVES = [
     (path, command)
-    for path, command in reference.commands(get_command(app), "lockstep")
+    for path, command in cli_document.commands(get_command(app), "lockstep")
     if not getattr(command, "commands", None)
 ]
 
 
 @pytest.mark.parametrize(("path", "command"), LEAVES, ids=[path for path, _ in LEAVES])
 def test_every_command_teaches_and_answers_in_json(path: str, command: object) -> None:
-    options = {name for one in command.params for name in one.opts}  # type: ignore[attr-defined]
+    options = {name for one in command.params for name in one.opts}
     assert "--json" in options
-    text = command.help or ""  # type: ignore[attr-defined]
+    text = command.help or ""
     assert f"\n  {path}" in text, "its help shows no example"
-    assert [one.name for one in command.params if not one.help and one.name != "help"] == []  # type: ignore[attr-defined]
+    assert [one.name for one in command.params if not one.help and one.name != "help"] == []
 
 
 INLINE_COMMAND = re.compile(r"`(lockstep\s[^`]*)`")
@@ -261,7 +254,7 @@ def test_every_command_that_is_written_somewhere_exists_with_its_options() -> No
 
 
 BY_THE_READER = {
-    "init", "ddl plan", "ddl down", "spark pack", "stage export", "reshard", "reshard run", "-vv check PIPELINE",
+    "init", "ddl plan", "ddl run", "spark pack", "stage export", "reshard", "-vv check PIPELINE",
 }  # fmt: skip
 """Commands of remedies that need what only the reader can know: a file, a name, a number of shards."""
 
@@ -289,14 +282,14 @@ def test_every_command_of_a_remedy_can_be_given_as_it_is_printed(monkeypatch: py
 
 def remedies() -> Iterator[tuple[str, str]]:
     """Place and text of each literal that is given as `remedy=`, and of those that several errors share."""
-    for path, tree in sources():
+    for path in PRODUCT:
         shared = path.name == "errors.py"
         for given in (
-            node for node in ast.walk(tree) if shared or (isinstance(node, ast.keyword) and node.arg == "remedy")
+            node for node in nodes(path) if shared or (isinstance(node, ast.keyword) and node.arg == "remedy")
         ):
-            nodes = list(ast.walk(given.value if isinstance(given, ast.keyword) else given))
-            parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-            for node in nodes:
+            inner = list(ast.walk(given.value if isinstance(given, ast.keyword) else given))
+            parts = {part for node in inner if isinstance(node, ast.JoinedStr) for part in node.values}
+            for node in inner:
                 place = f"{path.name}:{getattr(node, 'lineno', 0)}"
                 if isinstance(node, ast.JoinedStr):
                     yield (
@@ -320,11 +313,10 @@ def written_commands() -> Iterator[tuple[str, str]]:
 def written_texts() -> Iterator[tuple[str, str, Sequence[re.Pattern[str]]]]:
     for path in [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         yield path.name, path.read_text(encoding="utf-8"), (INLINE_COMMAND, FENCED_COMMAND)
-    for folder in ("cdc_core", "spark_jobs", "plugins"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield path.name, node.value, (INLINE_COMMAND,)
-                elif isinstance(node, ast.JoinedStr):
-                    parts = (str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
-                    yield path.name, "".join(parts), (INLINE_COMMAND,)
+    for path in PRODUCT:
+        for node in nodes(path):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield path.name, node.value, (INLINE_COMMAND,)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
+                yield path.name, "".join(parts), (INLINE_COMMAND,)

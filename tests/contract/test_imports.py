@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.contract.product_source import ROOT, modules, nodes, text_of
+
 LAYERS = {
     "values": "errors model process",
     "formats": "binlog results config history mysql",
     "stores": "ring stage meta",
-    "servers": "source targets",
+    "servers": "source targets lake",
     "operations": "operations",
     "faces": "cli",
 }
@@ -27,7 +27,7 @@ LAYER_OF = {name: number for number, names in enumerate(LAYERS.values()) for nam
 
 def imported(path: Path) -> Iterator[tuple[str, int]]:
     """Dotted names that a module imports, wherever in it, with the line."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -40,10 +40,6 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
             argument = node.args[0]
             assert isinstance(argument, ast.Constant), f"{path}:{node.lineno}: imports what nobody can check"
             yield str(argument.value), node.lineno
-
-
-def modules(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
 
 
 def package_of(name: str) -> str | None:
@@ -131,7 +127,7 @@ def test_the_core_knows_neither_airflow_nor_spark_and_plugin_and_jobs_not_each_o
 
 def test_the_plugin_is_a_face_of_its_own() -> None:
     """It calls the operations, as the command line does."""
-    assert [path for path in modules("plugins") if "cdc_core.cli" in path.read_text(encoding="utf-8")] == []
+    assert [path for path in modules("plugins") if "cdc_core.cli" in text_of(path)] == []
 
 
 HEAVY = (
@@ -157,10 +153,6 @@ def test_help_of_the_command_line_imports_nothing_heavy(arguments: list[str]) ->
     assert loaded_by(arguments) == set()
 
 
-def test_the_schema_of_a_pipeline_file_is_printed_without_what_reads_or_stages() -> None:
-    assert loaded_by(["config", "schema"]) <= {"cdc_core.config", "croniter", "pydantic", "yaml"}
-
-
 def loaded_by(arguments: list[str]) -> set[str]:
     """The heavy modules that a command imports."""
     script = (
@@ -180,16 +172,8 @@ def loaded_by(arguments: list[str]) -> set[str]:
 def test_no_module_of_the_library_prints() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for folder in ("cdc_core", "spark_jobs", "plugins", "expectations")
-        for path in modules(folder)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path in modules("cdc_core", "spark_jobs", "plugins", "expectations")
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert wrong == []
-
-
-def test_ruff_watches_over_prints_in_the_library() -> None:
-    lint = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
-    assert "T20" in lint["select"]
-    exempt = [pattern for pattern, rules in lint["per-file-ignores"].items() if "T20" in rules]
-    assert {pattern.split("/")[0] for pattern in exempt} <= {"examples", "benchmarks", "tests"}

@@ -6,15 +6,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
+from tests.contract.product_source import ROOT, modules, text_of
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "plugins" / "lockstep_airflow" / "page"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *PAGE.glob("*.html"), PAGE / "glossary.py"])
-PACKAGES = ("cdc_core", "lockstep", "plugins", "spark_jobs")
-CODE = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 AVOIDED = {
     r"(?<!there )\b(is|are|was|were) no (?!longer\b|more than\b)[a-z]+": "is not a",
     r"\bgo(es|ing)? on\b": "continue",
@@ -29,20 +25,20 @@ RIDDLES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_documents_use_the_words_that_readers_know(path: Path) -> None:
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-    assert [f"{path.name}:{number}: {habit}" for number, line in lines for habit in habits(line)] == []
+def test_documents_use_the_words_that_readers_know() -> None:
+    lines = [(path, number, line) for path in DOCUMENTS for number, line in enumerate(text_of(path).splitlines(), 1)]
+    assert [f"{path.name}:{number}: {habit}" for path, number, line in lines for habit in habits(line)] == []
 
 
 def test_a_sentence_that_readers_would_have_to_guess_at_is_found() -> None:
     assert all(habits(line) for line in RIDDLES)
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_texts_and_docstrings_use_the_words_that_readers_know(path: Path) -> None:
-    found = [(line, habit) for line, text in texts_of(path.read_text(encoding="utf-8")) for habit in habits(text)]
-    assert [f"{path.name}:{line}: {habit}" for line, habit in found] == []
+def test_texts_and_docstrings_use_the_words_that_readers_know() -> None:
+    """A finding, or a text that a variable carries into an error, is written far from the call that shows it."""
+    product = modules("cdc_core", "lockstep", "plugins", "spark_jobs")
+    found = [(path, *text) for path in product for text in texts(ast.parse(text_of(path)))]
+    assert [f"{path.name}:{line}: {habit}" for path, line, text in found for habit in habits(text)] == []
 
 
 def test_texts_are_found_wherever_they_are_and_however_they_are_put_together() -> None:
@@ -51,17 +47,18 @@ def test_texts_are_found_wherever_they_are_and_however_they_are_put_together() -
 why = f"{name} is no {kind}" + f"table{'' if one else ' more'}"
 raise Refused(why, remedy="fix " "it" if one else FIX)
 '''
-    assert {text for _, text in texts_of(source)} == {"It is no file.", "x is no x", "tablex", "", " more", "fix it"}
-
-
-def texts_of(source: str) -> Iterator[tuple[int, str]]:
-    """The texts of a module, each with its line: a finding, or a text that a variable carries into an error, is written
-    far from the call that shows it."""
-    yield from texts(ast.parse(source))
+    assert {text for _, text in texts(ast.parse(source))} == {
+        "It is no file.",
+        "x is no x",
+        "tablex",
+        "",
+        " more",
+        "fix it",
+    }
 
 
 def texts(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """The texts in an expression; an x is in the place of each value."""
+    """The texts in a module or an expression, each with its line; an x is in the place of each value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.lineno, node.value
         return

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PRODUCT = ("cdc_core", "spark_jobs", "plugins", "dags", "expectations", "lockstep")
+from tests.contract.product_source import ROOT, modules, nodes
 
 
 def test_names_of_modules_and_classes_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path in (path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))):
+    for path in modules("cdc_core", "spark_jobs", "plugins", "dags", "expectations", "lockstep"):
         at = str(path.relative_to(ROOT))
         if path.stem not in ("__init__", "__main__"):
             places[f"{path.stem}.py"].append(at)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(at)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -178,7 +178,7 @@ CASES = (
          call=3),
     Case(WRITE_PARTS, "some parts of a shard committed, others not", DRIVER, WRITE, "write_shard", "after", ALL_PARTS,
          call=3),
-    Case(WRITE_PARTS, "inside the transaction of a later part", TARGET, WRITE, "_note_part", "before", ALL_PARTS,
+    Case(WRITE_PARTS, "inside the transaction of a later part", TARGET, WRITE, "note", "before", ALL_PARTS,
          victim="target", call=3),
     Case("write", "written, not marked as applied", META_SERVER, COMMIT, "mark_applied", "before", AGAIN,
          victim="meta"),

@@ -22,8 +22,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         }
         for line in table(outcomes):
             terminalreporter.write_line(line)
-
-
-def _name(nodeid: str) -> str:
-    """Of the case, wherever it was tested."""
-    return nodeid.partition("[")[2].rstrip("]").removesuffix(SUFFIXES["mysql9"]).removesuffix(AT_ENDPOINT)

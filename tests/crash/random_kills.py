@@ -25,10 +25,10 @@ from cdc_core.operations.apply.retention import sweep
 from cdc_core.operations.copy.pending import pending
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.files import FileStore
-from cdc_core.stage.stage_reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.lab.forked_commands import ForkedCommands
 from tests.lab.opened import opened
+from tests.lab.staged_tables import table_state
 
 MANY = int(os.environ.get("LOCKSTEP_KILLS", "50"))
 SEED = os.environ.get("LOCKSTEP_SEED", "")

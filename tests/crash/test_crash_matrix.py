@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ from tests.crash.cases import (
     Case,
     at_endpoint,
 )
+from tests.lab import pipeline_file
 from tests.lab.forked_commands import ROOT, Done, ForkedCommands
+from tests.lab.pipeline_file import changed, pipeline_document, pipeline_text
 
 TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
 WITHOUT_KEY = "(id INT, customer INT, status VARCHAR(20))"
@@ -49,26 +51,15 @@ CHANGES = (
     "UPDATE orders SET id = id + 1000 WHERE id % 50 = 1",
     "UPDATE orders SET customer = 500 - customer WHERE id < 20",
 )
-PIPELINE = """\
-pipeline: crash
-sources: [{{name: shop, connection: "env:SOURCE", server_id: 5077, start: earliest}}]
-tables: {{include: ['{database}\\.orders']}}
-routes: [{{match: '.*', to: orders}}]
-stage: {stage}
-meta: {{url: "{meta}"}}
-targets:
-  - name: shards
-    connections: ["env:TARGET"]
-    part_rows: {part_rows}
-    tables: {{orders: {{database: "shards", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
-limits: {{lease_s: {lease_s}, batch_rows: 100}}
-spark:
-  driver_rows: {driver_rows}
-"""
+RULE = {"database": "shards", "table": "orders_{t}", "sharding": {"key": "id", "databases": 1, "tables": 2}}
+
+
+def shards(rule: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return pipeline_file.target("shards", "env:TARGET", {"orders": rule}, **keys)
 
 
 @dataclass
-class Line:
+class Crashed:
     """A source with changes, an empty target of two shards, meta on its server where a case kills that.
 
     bucket: the server of the stage where a case kills that; else None, and the stage is a folder. endpoint: the Connect
@@ -80,6 +71,12 @@ class Line:
     target: MariaDb
     bucket: S3Server | None
     endpoint: ConnectServer | None = None
+    document: dict[str, Any] = field(default_factory=dict)
+
+    def change(self, **sections: Any) -> None:
+        """Other keys in the pipeline file, as of `pipeline_document`."""
+        self.document = changed(self.document, **sections)
+        self.pipeline.write_text(pipeline_text(self.document))
 
     @property
     def pipeline(self) -> Path:
@@ -90,7 +87,7 @@ class Line:
         environ = {**os.environ, "SOURCE": self.source.server.url, "TARGET": self.target.url}
         environ["META"] = self.target.url.replace("mysql://", "mysql+pymysql://") + "/meta"
         if self.bucket is not None:
-            environ |= {"AWS_ACCESS_KEY_ID": self.bucket.access_key, "AWS_SECRET_ACCESS_KEY": self.bucket.secret_key}
+            environ |= self.bucket.keys
         paths = [str(ROOT), str(ROOT / "expectations"), str(ROOT / "plugins")]
         given = arguments if str(self.pipeline) in arguments else (*arguments, str(self.pipeline))
         if case is None:
@@ -121,7 +118,7 @@ class Line:
     def again(self, *arguments: str) -> Any:
         """A command that must succeed, if need be once the lease of who was killed has run out."""
         status, answer = self.lockstep(*arguments)
-        while status == 75 and answer["error"]["code"] in ("lease.held", "lease.held", "lease.held"):
+        while status == 75 and answer["error"]["code"] == "lease.held":
             time.sleep(1)
             status, answer = self.lockstep(*arguments)
         assert status == 0, answer
@@ -156,13 +153,13 @@ class Line:
     def spoil(self) -> None:
         """Faults at the target, which a verification finds: a changed row, a missing one, one that no source has, and
         one in the wrong shard."""
-        with self.target.connect("shards", autocommit=True) as connection, connection.cursor() as cursor:
-            for statement in (
-                "UPDATE orders_0 SET status = 'fault' ORDER BY id LIMIT 2", "DELETE FROM orders_1 ORDER BY id LIMIT 1",
-                "INSERT INTO orders_0 VALUES (5000, 5000, 'surplus'), (5001, 5001, 'surplus')",
-                "INSERT INTO orders_1 SELECT * FROM orders_0 WHERE id NOT IN (5000, 5001) ORDER BY id DESC LIMIT 1",
-            ):  # fmt: skip
-                cursor.execute(statement)
+        self.target.run(
+            "UPDATE orders_0 SET status = 'fault' ORDER BY id LIMIT 2",
+            "DELETE FROM orders_1 ORDER BY id LIMIT 1",
+            "INSERT INTO orders_0 VALUES (5000, 5000, 'surplus'), (5001, 5001, 'surplus')",
+            "INSERT INTO orders_1 SELECT * FROM orders_0 WHERE id NOT IN (5000, 5001) ORDER BY id DESC LIMIT 1",
+            database="shards",
+        )
         status, answer = self.lockstep("verify")
         assert (status, answer["error"]["code"]) == (4, "verify.differs"), answer
 
@@ -192,14 +189,11 @@ class Line:
         assert [(one["kind"], one["key"]["id"]) for one in told["findings"]] == list(FAULTS)
 
     def source_rows(self) -> list[tuple[Any, ...]]:
-        with self.source.server.connect(self.source.name) as connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT {COLUMNS} FROM orders")
-            return list(cursor.fetchall())
+        return self.source.server.run(f"SELECT {COLUMNS} FROM orders", database=self.source.name)
 
     def target_rows(self) -> list[tuple[Any, ...]]:
-        with self.target.connect("shards") as connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT {COLUMNS} FROM orders_0 UNION ALL SELECT {COLUMNS} FROM orders_1")
-            return list(cursor.fetchall())
+        both = f"SELECT {COLUMNS} FROM orders_0 UNION ALL SELECT {COLUMNS} FROM orders_1"
+        return self.target.run(both, database="shards")
 
 
 def armed(case: Case, victim: str, flag: Path, **more: str) -> dict[str, str]:
@@ -214,11 +208,11 @@ def armed(case: Case, victim: str, flag: Path, **more: str) -> dict[str, str]:
 @pytest.fixture
 def target() -> Iterator[MariaDb]:
     with MariaDb.start(server_id=9) as server:
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE shards")
-            cursor.execute("CREATE DATABASE meta")
-            for table in ("orders_0", "orders_1"):
-                cursor.execute(f"CREATE TABLE shards.{table} {TABLE}")
+        server.run(
+            "CREATE DATABASE shards",
+            "CREATE DATABASE meta",
+            *(f"CREATE TABLE shards.{table} {TABLE}" for table in ("orders_0", "orders_1")),
+        )
         yield server
 
 
@@ -230,34 +224,34 @@ def line_of(
     bucket: S3Server | None,
     folder: Path,
     table: str = TABLE,
-) -> Line:
+) -> Crashed:
     # The log of a server that other tests use may hold statements that stop whoever reads it from its beginning.
     reset = "RESET MASTER" if isinstance(source.server, MariaDb) else "RESET BINARY LOGS AND GTIDS"
     source.execute(reset, f"CREATE TABLE orders {table}", *CHANGES)
-    line = Line(commands, folder, source, target, bucket)
+    line = Crashed(commands, folder, source, target, bucket)
     meta = "env:META" if case.victim == "meta" else f"sqlite:///{folder}/meta.db"
-    stage = f'{{uri: "file://{folder}/stage"}}'
+    stage = {}
     if bucket is not None:
         name = bucket.create_bucket(source.name.replace("_", "-"))
-        stage = f'{{uri: "s3://{name}/stage", s3_endpoint: "{bucket.endpoint}"}}'
-    # The others are killed amid the work of Spark's own processes.
-    driver_rows = 20_000 if case.killed in (TASK, DRIVER) else 0
-    line.pipeline.write_text(
-        PIPELINE.format(
-            database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_rows=driver_rows,
-            part_rows=PART_ROWS if case.step == WRITE_PARTS else 0,
-        )
+        stage = {"uri": f"s3://{name}/stage", "s3_endpoint": bucket.endpoint}
+    part_rows = PART_ROWS if case.step == WRITE_PARTS else 0
+    line.document = pipeline_document(folder, source.name)
+    line.change(
+        pipeline="crash", source="start: earliest", routes="[{match: '.*', to: orders}]",
+        stage=stage, meta={"url": meta}, limits={"lease_s": LEASE_S, "batch_rows": 100},
+        targets=[shards(RULE, part_rows=part_rows)],
+        # The others are killed amid the work of Spark's own processes.
+        spark={"driver_rows": 20_000 if case.killed in (TASK, DRIVER) else 0},
     )  # fmt: skip
     if case.victim == "meta":
         line.again("meta", "upgrade")
     return line
 
 
-def begin_after_rows(line: Line) -> None:
+def begin_after_rows(line: Crashed) -> None:
     """The capture begins after the changes so far, which are several chunks; a few are made beside the copy."""
     line.source.execute("INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_62000")
-    text = line.pipeline.read_text().replace("start: earliest", "start: latest")
-    line.pipeline.write_text(text + "snapshot: {readers: 1, chunk_mib: 1}\n")
+    line.change(source="start: latest", snapshot="readers: 1, chunk_mib: 1")
     line.again("extract")
     line.source.execute(
         "UPDATE orders SET status = 'sent' WHERE id % 900 = 0", "DELETE FROM orders WHERE id % 1000 = 1",
@@ -265,7 +259,7 @@ def begin_after_rows(line: Line) -> None:
     )  # fmt: skip
 
 
-def outgrow_driver(line: Line) -> None:
+def outgrow_driver(line: Crashed) -> None:
     """More changes than the driver, or one task of Spark, merges; some rows change their keys."""
     line.source.execute(
         "INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_20000",
@@ -278,13 +272,11 @@ def outgrow_driver(line: Line) -> None:
 PART_ROWS = 300
 
 
-def fill_parts(line: Line) -> None:
+def fill_parts(line: Crashed) -> None:
     """The next run has several parts for each shard, of rows that are inserted, updated and deleted."""
-    only = f"match: '{line.source.name}\\.orders'"  # no other source table can feed the target's
-    line.pipeline.write_text(line.pipeline.read_text().replace("match: '.*'", only))
-    with line.target.connect("shards", autocommit=True) as connection, connection.cursor() as cursor:
-        for shard in (0, 1):
-            cursor.execute(f"ALTER TABLE orders_{shard} DROP INDEX customer")
+    only = rf"{line.source.name}\.orders"  # no other source table can feed the target's
+    line.change(routes=[{"match": only, "to": "orders"}])
+    line.target.run(*(f"ALTER TABLE orders_{shard} DROP INDEX customer" for shard in (0, 1)), database="shards")
     line.source.execute("INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_4000")
     line.again("run")
     line.source.execute(
@@ -297,9 +289,9 @@ def fill_parts(line: Line) -> None:
 QUERIED_KEYS = 5
 
 
-def look_changes_up(line: Line) -> None:
+def look_changes_up(line: Crashed) -> None:
     """The target lacks a few old changes, and the source has other rows by now, which its log does not tell."""
-    line.pipeline.write_text(line.pipeline.read_text() + "reverse_query: {older_than: 1s}\n")
+    line.change(reverse_query="older_than: 1s")
     line.again("run")
     line.source.execute(
         "UPDATE orders SET status = 'logged' WHERE id IN (100, 102, 103)", "DELETE FROM orders WHERE id = 104",
@@ -316,10 +308,10 @@ def look_changes_up(line: Line) -> None:
 FAULTS = (("missing", "2"), ("differs", "30000"), ("surplus", "70000"))
 
 
-def fill_target(line: Line) -> None:
+def fill_target(line: Crashed) -> None:
     """Many rows, several ranges of them; the target has all but for some faults, and has consumed everything."""
     line.source.execute("INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_62000")
-    line.pipeline.write_text(line.pipeline.read_text() + "snapshot: {chunk_mib: 1}\n")
+    line.change(snapshot="chunk_mib: 1")
     line.again("extract")
     rows = [*line.source_rows(), (70000, 70000, "surplus")]
     with line.target.connect("shards", autocommit=True) as connection, connection.cursor() as cursor:
@@ -329,8 +321,7 @@ def fill_target(line: Line) -> None:
         cursor.execute("UPDATE orders_0 SET status = 'fault' WHERE id = 30000")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("META", f"{line.target.url.replace('mysql://', 'mysql+pymysql://')}/meta")
-        in_server = "env:META" in line.pipeline.read_text()
-        with Meta.open("env:META" if in_server else f"sqlite:///{line.folder}/meta.db", "crash") as meta:
+        with Meta.open(line.document["meta"]["url"], "crash") as meta:
             meta.records.seed("shards", list(meta.batches.find("shop")))
 
 
@@ -385,22 +376,20 @@ def test_after_a_kill_the_same_commands_end_equal_at_a_connect_endpoint(
 
 
 @contextmanager
-def endpoint_of(line: Line, case: Case, **more: str) -> Iterator[ConnectServer]:
+def endpoint_of(line: Crashed, case: Case, **more: str) -> Iterator[ConnectServer]:
     """A Connect server to which the line's jobs go from now on. more: of the case's order."""
     servers = {"target": line.target, "meta": line.target, "s3": line.bucket}
     victim = case.victim if case.victim not in servers else str(servers[case.victim].pid)
     # In the driver, a case that is about it strikes by the driver's own environment.
     environ = {} if case.killed in (TASK, DRIVER) or victim == "connect" else armed(case, victim, line.flag, **more)
-    text = line.pipeline.read_text().partition("\nspark:")[0] + "\n"
     if line.bucket is not None:
-        environ |= {"AWS_ACCESS_KEY_ID": line.bucket.access_key, "AWS_SECRET_ACCESS_KEY": line.bucket.secret_key}
+        environ |= line.bucket.keys
     with ConnectServer.start(environ=environ) as server:
-        spark = {"master": server.url, "driver_rows": 0}
-        line.pipeline.write_text(f"{text}spark: {json.dumps(spark)}\n")
+        line.change(spark={"master": server.url, "driver_rows": 0})
         yield server
 
 
-def ends_equal_after(case: Case, line: Line) -> None:
+def ends_equal_after(case: Case, line: Crashed) -> None:
     """Something is killed; the same commands then end as they would have."""
     command = {"extract": "extract", "copy": "snapshot", "repair": "repair", "verify": "verify"}.get(case.step, "run")
     if command == "snapshot":
@@ -447,12 +436,9 @@ def test_rows_without_a_key_are_applied_exactly_once_whoever_is_killed_between_s
     """Of two shards one has committed when its worker is killed; later changes go with the batches that are left."""
     case = Case("write", "", "", "pymysql.connections", "Connection.commit", "after", "")
     line = line_of(commands, case, source_database, target, None, tmp_path, WITHOUT_KEY)
-    pipeline = line.pipeline.read_text()
-    line.pipeline.write_text(pipeline.replace("sharding:", "no_key: rows, sharding:"))
-    with target.connect("shards", autocommit=True) as connection, connection.cursor() as cursor:
-        for table_name in ("orders_0", "orders_1"):
-            cursor.execute(f"DROP TABLE {table_name}")
-            cursor.execute(f"CREATE TABLE {table_name} {WITHOUT_KEY}")
+    line.change(targets=[shards({**RULE, "no_key": "rows"})])
+    for table in ("orders_0", "orders_1"):
+        target.run(f"DROP TABLE {table}", f"CREATE TABLE {table} {WITHOUT_KEY}", database="shards")
     source_database.execute("INSERT INTO orders SELECT * FROM orders WHERE id < 100", "DELETE FROM orders LIMIT 30")
     line.again("extract")
     status, answer = line.lockstep("run", case=case)

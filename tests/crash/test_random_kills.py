@@ -5,12 +5,10 @@ Two extractors follow the source all the time; the one that reads is killed, the
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import closing
@@ -21,35 +19,38 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.crash.random_kills import LIMITS, TABLES, busy, database, succeed
-from tests.lab.forked_commands import ForkedCommands
+from tests.lab.forked_commands import ForkedCommands, Started
 from tests.lab.pipeline_file import write_pipeline
 
 
 class Followers:
     """Two `lockstep extract --follow` of one pipeline."""
 
-    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
-        self._folder, self._environ = folder, environ
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+    def __init__(self, commands: ForkedCommands, folder: Path, environ: dict[str, str]) -> None:
+        self._commands, self._folder, self._environ = commands, folder, environ
+        self._running: list[Started] = []
+        self._number = itertools.count()
         for _ in range(2):
             self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "cdc_core.cli", "extract", "--follow", str(self._folder / "kills.yaml")]
-        with (self._folder / "follow.log").open("ab") as log:
-            process = subprocess.Popen(command, env=self._environ, stdout=log, stderr=log)
-        self._running[process.pid] = process
+        log = self._folder / f"{next(self._number)}.log"
+        self._running.append(
+            self._commands.start(
+                "extract", "--follow", "kills.yaml", directory=self._folder, environ=self._environ, log=log
+            )
+        )
 
-    def _reader(self) -> subprocess.Popen[bytes]:
+    def _reader(self) -> Started:
         """The one that holds the lease, as soon as one of the running does."""
         deadline_s = time.monotonic() + 120
         while time.monotonic() < deadline_s:
-            assert all(process.poll() is None for process in self._running.values()), self._log()
-            for pid, process in self._running.items():
-                if self._holder().endswith(f":{pid}"):
+            for process in self._running:
+                assert not process.ended, process.log.read_text()
+                if self._holder().endswith(f":{process.pid}"):
                     return process
             time.sleep(0.01)
-        raise AssertionError(f"nobody took over: {self._log()}")
+        raise AssertionError(f"nobody took over: {[process.log.read_text() for process in self._running]}")
 
     def _holder(self) -> str:
         with closing(sqlite3.connect(self._folder / "meta.db")) as database:
@@ -58,21 +59,16 @@ class Followers:
             except sqlite3.OperationalError:  # not made yet, or locked
                 return ""
 
-    def _log(self) -> str:
-        return (self._folder / "follow.log").read_text(errors="replace")[-4000:]
-
     def kill_reader(self, after_s: float) -> None:
         reader = self._reader()
         time.sleep(after_s)
-        reader.send_signal(signal.SIGKILL)
-        reader.wait()
-        del self._running[reader.pid]
+        reader.kill()
+        self._running.remove(reader)
         self._start()
 
     def close(self) -> None:
-        for process in self._running.values():
+        for process in self._running:
             process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,8 @@ def test_kills_at_random_moments_of_a_mixed_workload_end_equal_to_the_source(
             cursor.execute(f"CREATE TABLE kills.{table} {columns}")
         write_pipeline(tmp_path, "kills", pipeline="kills", source="name: kills, start: latest", limits=LIMITS)
         lockstep("extract", "kills.yaml")  # begins here
-        with busy(source, range(3)), closing(Followers(tmp_path, environ)) as followers:
+        cursor.execute("INSERT INTO kills.large VALUES (-1, 'the workload seldom writes here')")
+        with busy(source, range(3)), closing(Followers(commands, tmp_path, environ)) as followers:
             for number in range(kills):
                 if number == kills // 2:
                     cursor.execute("ALTER TABLE kills.twin ADD COLUMN more INT")

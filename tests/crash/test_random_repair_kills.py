@@ -23,6 +23,7 @@ import pytest
 from cdc_core.config import Pipeline, load
 from tests.crash.processes import Processes
 from tests.crash.random_kills import (
+    LIMITS,
     MANY,
     ROWS,
     SEED,
@@ -35,7 +36,9 @@ from tests.crash.random_kills import (
     succeed,
     sweep_all,
 )
+from tests.lab import pipeline_file
 from tests.lab.forked_commands import ForkedCommands
+from tests.lab.pipeline_file import write_pipeline
 
 SHARDS = {
     "plain": ("plain_0", "plain_1"), "twin": ("twin",), "no_key": ("no_key",), "large": ("large_0", "large_1"),
@@ -44,27 +47,12 @@ SHARDS = {
 """By table of the source, its tables at the target."""
 REPAIRED = ("plain", "twin", "large", "parted")
 """Rows of the others have no key by which they could be repaired."""
-PIPELINE = """\
-pipeline: kills
-sources: [{{name: kills, connection: "env:SOURCE", server_id: 5080, start: latest, heartbeat_s: 1}}]
-tables: {{include: ['kills\\.({tables})'], on_unlogged_change: resync}}
-routes: [{routes}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - name: copy
-    connections: ["env:SOURCE"]
-    tables:
-      plain: {{database: kills_copy, table: "plain_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}
-      twin: {{database: kills_copy, table: twin, on_new_column: add}}
-      no_key: {{database: kills_copy, table: no_key, no_key: rows}}
-      large: {{database: kills_copy, table: "large_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}
-      parted: {{database: kills_copy, table: parted}}
-snapshot: {{readers: 3, chunk_mib: 1}}
-repair: {{max_rows_per_day: 1000000}}
-spark: {{driver_rows: 1000000}}
-limits: {{lease_s: 5, batch_rows: 500, batch_age_s: 1, ring_mib: 1}}
-"""
+SHARDING = {"key": "id", "databases": 1, "tables": 2}
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {"table": "plain_{t}", "sharding": SHARDING}, "twin": {"table": "twin", "on_new_column": "add"},
+    "no_key": {"table": "no_key", "no_key": "rows"}, "large": {"table": "large_{t}", "sharding": SHARDING},
+    "parted": {"table": "parted"},
+}  # fmt: skip
 ENDS: Mapping[str, set[int]] = {"extract": set(), "snapshot": {0, 75}, "run": {0, 4, 75}, "verify": {0, 3, 4, 75},
                                 "repair": {0, 3, 4, 75}}  # fmt: skip
 """By command, how it may end by itself. A column was added: 3 until the next run adds it at the target, and 4 of a run
@@ -159,9 +147,20 @@ def test_kills_at_random_moments_of_repairs_end_equal_to_the_source(
     run = partial(commands.run, directory=tmp_path, environ=environ)
     with database(source) as cursor, copy_database(cursor):
         filled(cursor)
-        routes = ", ".join(f"{{match: 'kills\\.{table}', to: {table}}}" for table in ROWS)
-        (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path, tables="|".join(ROWS), routes=routes))
-        pipeline = load(tmp_path / "kills.yaml")
+        rules = {table: {"database": "kills_copy", **rule} for table, rule in RULES.items()}
+        file = write_pipeline(
+            tmp_path,
+            "kills",
+            pipeline="kills",
+            source="name: kills, start: latest",
+            tables=rf"include: ['kills\.({'|'.join(ROWS)})'], on_unlogged_change: resync",
+            targets=[pipeline_file.target("copy", "env:SOURCE", rules)],
+            snapshot="readers: 3, chunk_mib: 1",
+            repair="max_rows_per_day: 1000000",
+            spark="driver_rows: 1000000",
+            limits=LIMITS,
+        )
+        pipeline = load(file)
         lockstep("extract", "kills.yaml")
         lockstep("target", "create", "kills.yaml")
         lockstep("snapshot", "kills.yaml")

@@ -21,6 +21,8 @@ import pytest
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.spark import ConnectServer
 from tests.crash.cases import COMMIT, META, PLAN, SUBMIT, WRITE
+from tests.lab.pipeline_file import target as target_of
+from tests.lab.pipeline_file import write_pipeline
 
 ROOT = Path(__file__).parents[2]
 HOOK = str(Path(__file__).parent / "hook")
@@ -46,23 +48,8 @@ LATER = (
     "INSERT INTO plain VALUES (7, 7, 'back'), (7, 7, 'back')",
 )
 TRUNCATING = ("TRUNCATE TABLE orders", "TRUNCATE TABLE plain")
-PIPELINE = """\
-pipeline: nap
-sources: [{{name: shop, connection: "env:SOURCE", server_id: 5078, start: earliest}}]
-tables: {{include: ['{database}\\..*'], on_truncate: stage}}
-routes: [{{match: '{database}\\.orders', to: orders}}, {{match: '{database}\\.plain', to: plain}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - name: shards
-    connections: ["env:TARGET"]
-    tables:
-      orders: {{database: "shards", table: "orders_{{t}}", on_truncate: apply,
-                sharding: {{key: id, databases: 1, tables: 2}}}}
-      plain: {{database: "shards", table: "plain_{{t}}", on_truncate: apply, no_key: rows,
-               sharding: {{key: id, databases: 1, tables: 2}}}}
-limits: {{lease_s: 5, batch_rows: 100}}
-"""
+RULE = {"database": "shards", "on_truncate": "apply", "sharding": {"key": "id", "databases": 1, "tables": 2}}
+RULES = {"orders": {"table": "orders_{t}", **RULE}, "plain": {"table": "plain_{t}", "no_key": "rows", **RULE}}
 STEPS = {
     "planned": (PLAN, "plan", "after", 1),
     "merged, not counted": ("spark_jobs.merge", "merge_tables", "after", 1),
@@ -90,8 +77,10 @@ AT_WORKERS = {
 class Nap:
     def __init__(self, folder: Path, source: Any, target: MariaDb) -> None:
         self.folder, self.source, self.target = folder, source, target
-        self.file = folder / "nap.yaml"
-        self.file.write_text(PIPELINE.format(database=source.name, folder=folder))
+        self.file = write_pipeline(
+            folder, source.name, pipeline="nap", source="start: earliest", tables="on_truncate: stage",
+            targets=[target_of("shards", "env:TARGET", RULES)], limits="lease_s: 5, batch_rows: 100",
+        )  # fmt: skip
         self.flag = folder / "asleep"
 
     def command(self, *arguments: str, step: str = "") -> subprocess.Popen[str]:
@@ -122,17 +111,31 @@ class Nap:
     def rows(self, table: str) -> tuple[Counter[Any], Counter[Any]]:
         """Of the source, of the target."""
         columns = "id, customer, status"
-        with self.source.server.connect(self.source.name) as connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT {columns} FROM {table}")
-            wanted = Counter(cursor.fetchall())
-        with self.target.connect("shards") as connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT {columns} FROM {table}_0 UNION ALL SELECT {columns} FROM {table}_1")
-            return wanted, Counter(cursor.fetchall())
+        wanted = self.source.server.run(f"SELECT {columns} FROM {table}", database=self.source.name)
+        both = f"SELECT {columns} FROM {table}_0 UNION ALL SELECT {columns} FROM {table}_1"
+        return Counter(wanted), Counter(self.target.run(both, database="shards"))
 
     def assert_equal(self) -> None:
         for table in TABLES:
             wanted, found = self.rows(table)
             assert found == wanted, table
+
+    def apply_later_changes(self) -> None:
+        self.source.execute(*LATER)
+        assert self.done("run")["batches"] > 0
+        self.assert_equal()
+        self.source.execute(
+            *TRUNCATING, "INSERT INTO orders VALUES (1, 1, 'last')", "INSERT INTO plain VALUES (1, 1, '')"
+        )
+        self.done("run")
+        self.assert_equal()
+
+    def apply_last_changes(self) -> None:
+        self.source.execute(
+            "UPDATE orders SET status = 'over'", "DELETE FROM plain", "INSERT INTO plain VALUES (2, 2, 'x')"
+        )
+        assert all(entry["problems"] == [] for entry in self.done("run")["ledgers"])
+        self.assert_equal()
 
 
 def group_of(process: subprocess.Popen[str]) -> list[int]:
@@ -151,12 +154,9 @@ def group_of(process: subprocess.Popen[str]) -> list[int]:
 @pytest.fixture
 def nap(source_database: Any, tmp_path: Path) -> Iterator[Nap]:
     with MariaDb.start(server_id=9) as server:
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE shards")
-            for table, columns in TABLES.items():
-                for number in range(2):
-                    cursor.execute(f"CREATE TABLE shards.{table}_{number} {columns}")
+        server.run("CREATE DATABASE shards")
         for table, columns in TABLES.items():
+            server.run(*(f"CREATE TABLE shards.{table}_{number} {columns}" for number in range(2)))
             source_database.execute(f"CREATE TABLE {table} {columns}")
         source_database.execute(*CHANGES)
         yield Nap(tmp_path, source_database, server)
@@ -173,14 +173,7 @@ def test_a_run_that_sleeps_until_another_has_taken_over_changes_nothing_when_it_
         while not nap.flag.exists():
             assert asleep.poll() is None, asleep.communicate()
             time.sleep(0.2)
-        nap.source.execute(*LATER)
-        assert nap.done("run")["batches"] > 0
-        nap.assert_equal()
-        nap.source.execute(
-            *TRUNCATING, "INSERT INTO orders VALUES (1, 1, 'last')", "INSERT INTO plain VALUES (1, 1, '')"
-        )
-        nap.done("run")
-        nap.assert_equal()
+        nap.apply_later_changes()
         for one in group_of(asleep):
             os.kill(one, signal.SIGCONT)
         out, err = asleep.communicate(timeout=900)
@@ -190,9 +183,7 @@ def test_a_run_that_sleeps_until_another_has_taken_over_changes_nothing_when_it_
         for one in group_of(asleep):
             os.kill(one, signal.SIGKILL)
         asleep.communicate()
-    nap.source.execute("UPDATE orders SET status = 'over'", "DELETE FROM plain", "INSERT INTO plain VALUES (2, 2, 'x')")
-    assert all(entry["problems"] == [] for entry in nap.done("run")["ledgers"])
-    nap.assert_equal()
+    nap.apply_last_changes()
     assert nap.done("run", "--staged")["batches"] == 0
 
 
@@ -215,25 +206,14 @@ def test_what_an_endpoint_still_does_for_a_killed_run_changes_nothing(nap: Nap, 
             time.sleep(0.2)
         killed.kill()
         killed.communicate()
-        nap.source.execute(*LATER)
-        assert nap.done("run")["batches"] > 0
-        nap.assert_equal()
-        nap.source.execute(
-            *TRUNCATING, "INSERT INTO orders VALUES (1, 1, 'last')", "INSERT INTO plain VALUES (1, 1, '')"
-        )
-        nap.done("run")
-        nap.assert_equal()
+        nap.apply_later_changes()
         assert jobs_of(server)["Start"] > jobs_of(server)["End"], "what the killed run has asked for is not done yet"
         (worker,) = [one for one in workers_of(server) if state_of(one) == "T"]
         os.kill(worker, signal.SIGCONT)
         while jobs_of(server)["Start"] > jobs_of(server)["End"]:
             time.sleep(0.2)
         nap.assert_equal()
-        nap.source.execute(
-            "UPDATE orders SET status = 'over'", "DELETE FROM plain", "INSERT INTO plain VALUES (2, 2, 'x')"
-        )
-        assert all(entry["problems"] == [] for entry in nap.done("run")["ledgers"])
-        nap.assert_equal()
+        nap.apply_last_changes()
 
 
 def workers_of(server: ConnectServer) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +21,8 @@ from examples.shop.standalone import login, standalone, wait_until_healthy
 
 POLL_S = 2.0
 """Each answer costs the web server a tenth of a second of CPU time, which the tasks that are waited for need."""
+FEW_LOOKS = {"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300"}
+"""For an Airflow whose pipelines are there before it looks for the first time: each look costs seconds of CPU time."""
 STOP_S = 2.0
 """How long an Airflow may take to end before it is killed; nothing is asked of it afterwards."""
 SEEN_S = 15.0
@@ -30,19 +33,23 @@ LOOK_S = 0.1
 
 
 @contextmanager
-def serving(folder: Path, connections: Mapping[str, str]) -> Iterator[AirflowServer]:
-    """An Airflow whose pipelines are in `folder`/pipelines. connections: by id."""
+def serving(
+    folder: Path, connections: Mapping[str, str], *, database: str | None = None, **environ: str
+) -> Iterator[AirflowServer]:
+    """An Airflow whose pipelines are in `folder`/pipelines. connections: by id. database: as of airflow_environment."""
     home, log, port = folder / "airflow", folder / "airflow.log", free_port()
-    environment = {**os.environ, **airflow_environment(home, folder / "pipelines", connections, port=port)}
+    known = airflow_environment(home, folder / "pipelines", connections, port=port, database=database)
+    environment = {**os.environ, **known, **environ}
     with standalone(environment, log, stop_s=STOP_S) as process:
         assert wait_until_healthy(process, port), log.read_text()[-6000:]
-        yield AirflowServer(port, home, log, environment)
+        yield AirflowServer(process, port, home, log, environment)
 
 
 @dataclass
 class AirflowServer:
     """A running `airflow standalone`. environment: the one that it and its command line run in."""
 
+    process: subprocess.Popen[bytes]
     port: int
     home: Path
     log: Path

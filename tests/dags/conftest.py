@@ -17,7 +17,8 @@ import pytest
 
 from examples.shop.airflow_env import REPOSITORY, airflow_environment
 from tests.dags import made_pipelines
-from tests.dags.airflow_line import PIPELINE, Line
+from tests.dags.airflow_line import AirflowLine
+from tests.lab.pipeline_file import pipeline_document, pipeline_text
 
 _HOME = Path(tempfile.mkdtemp(prefix="lockstep-airflow-"))
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
@@ -76,24 +77,21 @@ def python(airflow_home: Path) -> Run:
 @pytest.fixture
 def line(
     request: pytest.FixtureRequest, airflow_home: Path, source_database: Any, pipelines: Path, tmp_path: Path
-) -> Callable[..., Line]:
-    def make(name: str, *, mode: str = "poke", batch_rows: int = 1_000_000, more: str = "") -> Line:
-        with source_database.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute("SHOW MASTER STATUS")
-            file, offset = cursor.fetchone()[:2]
-        (pipelines / f"{name}.yaml").write_text(
-            PIPELINE.format(
-                name=name,
-                server_id=6000 + len(name),
-                start=f"{{position: {{file: {file}, offset: {offset}}}}}",
-                database=source_database.name,
-                folder=tmp_path,
-                batch_rows=batch_rows,
-                mode=mode,
-                more=more,
-            )
-        )
+) -> Callable[..., AirflowLine]:
+    def make(name: str, *, mode: str = "poke", batch_rows: int = 1_000_000, **sections: Any) -> AirflowLine:
+        (place,) = source_database.execute("SHOW MASTER STATUS")
+        file, offset = place[:2]
+        source = {
+            "name": f"{name}_db", "connection": f"airflow:{name}", "read_timeout_s": 5,
+            "start": {"position": {"file": file, "offset": offset}},
+        }  # fmt: skip
+        document = pipeline_document(
+            tmp_path, source_database.name, source=source, pipeline=name, schedule="* * * * *", routes="[]",
+            limits={"lease_s": 5, "batch_rows": batch_rows},
+            airflow={"sensor": mode, "poke_interval_s": 1, "retry_delay_s": 1}, **sections,
+        )  # fmt: skip
+        (pipelines / f"{name}.yaml").write_text(pipeline_text(document))
         environ = {**os.environ, f"AIRFLOW_CONN_{name.upper()}": source_database.server.url}
-        return Line(name, airflow_home, tmp_path, environ)
+        return AirflowLine(name, airflow_home, tmp_path, environ)
 
     return make

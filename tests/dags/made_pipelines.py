@@ -5,45 +5,34 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cdc_core import config
-from cdc_core.meta import RingDepth
+from cdc_core.meta.meta_rows import RingDepth
 from tests.lab.made_batches import HOUR_US, START_US, manifest
 from tests.lab.made_line import WINDOW, Line
+from tests.lab.pipeline_file import pipeline_document, pipeline_text
 
 ALERT = "<script>alert(1)</script>"
 ODD = "shop.odd"
 """A source table that the staged pipeline has isolated."""
 
-PIPELINE = """\
-pipeline: {name}
-schedule: "{schedule}"
-sources:
-  - {{name: {source}, connection: "{connection}", server_id: 5001, start: earliest, heartbeat_s: 1, read_timeout_s: 10}}
-tables: {{include: ['shop\\..*'], on_unreadable: {on_unreadable}}}
-stage: {{uri: "file://{data}/stage"}}
-meta: {{url: "sqlite:///{data}/meta.db"}}
-targets:
-  - {{name: main, connections: ["airflow:target_db"], tables: {{"*": {{}}}}}}
-"""
+TARGET = {"name": "main", "connections": ["airflow:target_db"], "tables": {"*": {}}}
 
 
 def write(
-    folder: Path,
-    data: Path,
-    name: str = "shop",
-    *,
-    source: str | None = None,
-    schedule: str = "0 * * * *",
-    connection: str = "airflow:source_db",
-    more: str = "",
-    on_unreadable: str = "stop",
-    file: str | None = None,
+    folder: Path, data: Path, name: str = "shop", *, source: str | None = None, file: str | None = None, **sections: Any
 ) -> Path:
-    """Writes a pipeline file with one source and one target into `folder`, whose stage and meta are in `data`."""
+    """Writes a pipeline file with one source and one target into `folder`, whose stage and meta are in `data`.
+
+    source: its name. sections: as of `pipeline_document`.
+    """
     path = folder / (file or f"{name}.yaml")
-    values = {"name": name, "source": source or f"{name}_db", "schedule": schedule, "connection": connection}
-    path.write_text(PIPELINE.format(**values, on_unreadable=on_unreadable, data=data) + more)
+    read = {"name": source or f"{name}_db", "connection": "airflow:source_db", "start": "earliest"}
+    document = pipeline_document(
+        data, "shop", source=read, pipeline=name, **{"routes": "[]", "targets": [TARGET], **sections}
+    )
+    path.write_text(pipeline_text(document))
     return path
 
 

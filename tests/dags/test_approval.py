@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,10 @@ import pytest
 
 from examples.move.application import NEW, OLD, Application, Layout
 from tests.dags.airflow_server import AirflowServer, serving
+from tests.lab.pipeline_file import pipeline_document, pipeline_text, sharded
 
 pytestmark = [pytest.mark.spark, pytest.mark.matrix, pytest.mark.timeout(1800)]
 
-PIPELINE = """
-pipeline: moved
-sources: [{{name: moved, connection: "airflow:old", server_id: 7011, start: latest, heartbeat_s: 1}}]
-tables: {{include: ['moved\\.orders']}}
-routes: [{{match: 'moved\\.(.*)', to: '\\1'}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - name: shards
-    connections: ["airflow:new"]
-    on_missing_table: create
-    tables:
-      '*': {{database: "moved_{{d}}", table: "{{logical}}_{{t}}", sharding: {{key: id, databases: 2, tables: 2}}}}
-snapshot: {{mode: initial}}
-limits: {{lease_s: 5}}
-airflow: {{poke_interval_s: 1, retry_delay_s: 1}}
-cutover: {{switch_with: {folder}/switch.sh, budget_s: 30, max_lag_s: 30}}
-"""
 SWITCH = """#!/bin/sh
 if [ "$LOCKSTEP_CUTOVER_DIRECTION" = there ]; then echo new > {to}.next; else echo old > {to}.next; fi
 mv {to}.next {to}
@@ -55,7 +37,13 @@ class Moved:
 def moved(mariadb: Any, mariadb_target: Any, tmp_path: Path) -> Iterator[Moved]:
     folder, to = tmp_path / "pipelines", tmp_path / "to"
     folder.mkdir()
-    (folder / "moved.yaml").write_text(PIPELINE.format(folder=tmp_path))
+    document = pipeline_document(
+        tmp_path, "moved", pipeline="moved", source="name: moved, connection: 'airflow:old', start: latest",
+        targets=[sharded("shards", "airflow:new", "orders", "moved_{d}", databases=2)], snapshot="mode: initial",
+        limits="lease_s: 5", airflow="poke_interval_s: 1, retry_delay_s: 1",
+        cutover={"switch_with": str(tmp_path / "switch.sh"), "budget_s": 30, "max_lag_s": 30},
+    )  # fmt: skip
+    (folder / "moved.yaml").write_text(pipeline_text(document))
     (tmp_path / "switch.sh").write_text(SWITCH.format(to=to))
     (tmp_path / "switch.sh").chmod(0o755)
     to.write_text(OLD)
@@ -63,9 +51,8 @@ def moved(mariadb: Any, mariadb_target: Any, tmp_path: Path) -> Iterator[Moved]:
     application = Application(
         {OLD: mariadb, NEW: mariadb_target}, to, Layout("moved"), ["orders"], per_s=50, rest={1000: 1}
     )
-    execute(
-        mariadb, "CREATE DATABASE moved", "CREATE TABLE moved.orders (id INT PRIMARY KEY, n INT NOT NULL)",
-        "INSERT INTO moved.orders VALUES (1000, 1)",
+    mariadb.run("CREATE DATABASE moved", "CREATE TABLE moved.orders (id INT PRIMARY KEY, n INT NOT NULL)",
+                "INSERT INTO moved.orders VALUES (1000, 1)",
     )  # fmt: skip
     try:
         with serving(tmp_path, connections) as airflow, application:
@@ -74,14 +61,8 @@ def moved(mariadb: Any, mariadb_target: Any, tmp_path: Path) -> Iterator[Moved]:
                 airflow.switch_on(name)
             yield Moved(airflow, to, application)
     finally:
-        execute(mariadb, "DROP DATABASE moved")
-        execute(mariadb_target, *(f"DROP DATABASE IF EXISTS moved_{number}" for number in range(2)))
-
-
-def execute(server: Any, *statements: str) -> None:
-    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+        mariadb.run("DROP DATABASE moved")
+        mariadb_target.run(*(f"DROP DATABASE IF EXISTS moved_{number}" for number in range(2)))
 
 
 def test_an_application_is_switched_after_somebody_has_approved(moved: Moved) -> None:

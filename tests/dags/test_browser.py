@@ -10,24 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page, StorageState, expect, sync_playwright
 
 from cdc_core import config
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Meta
-from cdc_core.stage.isolated import isolated
-from cdc_core.stage.stores import open_store
 from examples.sandbox import browser
-from examples.sandbox.process import free_port
-from examples.shop.airflow_env import airflow_environment
-from examples.shop.standalone import standalone, wait_until_healthy
 from tests.dags import made_pipelines
-from tests.dags.airflow_server import STOP_S, AirflowServer, Run
-from tests.dags.made_pipelines import ALERT, ODD
+from tests.dags.airflow_server import FEW_LOOKS, AirflowServer, Run, serving
+from tests.dags.made_pipelines import ALERT
 
 pytestmark = [pytest.mark.timeout(900)]
 
-REPLAY, READMIT, SNAPSHOT = "cdc_shop_replay", "cdc_shop_readmit", "cdc_shop_snapshot"
+REPLAY, SNAPSHOT = "cdc_shop_replay", "cdc_shop_snapshot"
 RUNS = f"/api/v2/dags/{REPLAY}/dagRuns"
 RUNS_OF_SHOP = "/api/v2/dags/cdc_shop/dagRuns"
 START = """([path, type]) => fetch(path, {
@@ -44,22 +39,14 @@ USERS = {"operator": "op", "looker": "viewer"}
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowServer]:
     """An Airflow with the pipeline `shop`, whose replay is switched on."""
     folder = tmp_path_factory.mktemp("browser")
-    home, log, port = folder / "airflow", folder / "airflow.log", free_port()
     (folder / "pipelines").mkdir()
-    line = made_pipelines.staged(made_pipelines.write(folder / "pipelines", folder, on_unreadable="isolate"))
+    line = made_pipelines.staged(made_pipelines.write(folder / "pipelines", folder, tables="on_unreadable: isolate"))
     line.meta.leases.release(line.leases["shop_db"])
     line.meta.close()
-    environment = {
-        **os.environ,
-        **airflow_environment(home, folder / "pipelines", {}, port=port),
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{role}" for user, role in USERS.items()),
-    }
-    with standalone(environment, log, stop_s=STOP_S) as process:
-        assert wait_until_healthy(process, port), log.read_text()[-6000:]
-        server = AirflowServer(port, home, log, environment)
-        for dag_id in (REPLAY, READMIT):
-            server.wait_for_dag(dag_id)
-            server.switch_on(dag_id)
+    users = ",".join(f"{user}:{role}" for user, role in USERS.items())
+    with serving(folder, {}, AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS=users, **FEW_LOOKS) as server:
+        server.wait_for_dag(REPLAY)
+        server.switch_on(REPLAY)
         yield server
 
 
@@ -95,25 +82,35 @@ class Visit:
             self.trouble.append(message.text)
 
 
+@pytest.fixture(scope="module")
+def sessions() -> dict[str, StorageState]:
+    """What the browser keeps of a user who has logged in once: Airflow's form takes seconds."""
+    return {}
+
+
 @pytest.fixture
-def log_in(airflow: AirflowServer, chrome: Browser) -> Iterator[Callable[[str], Visit]]:
+def log_in(
+    airflow: AirflowServer, chrome: Browser, sessions: dict[str, StorageState]
+) -> Iterator[Callable[[str], Visit]]:
     """`log_in(user)`: a window in which the user has logged in by Airflow's form."""
     expect.set_options(timeout=PAGE_PATIENCE_S * 1000)
     passwords = json.loads((airflow.home / "simple_auth_manager_passwords.json.generated").read_text())
     contexts = []
 
     def enter(user: str) -> Visit:
-        context = chrome.new_context(viewport={"width": 1400, "height": 1000})
+        context = chrome.new_context(viewport={"width": 1400, "height": 1000}, storage_state=sessions.get(user))
         contexts.append(context)
         context.set_default_timeout(PAGE_PATIENCE_S * 1000)
         visit = Visit(airflow, context.new_page())
         visit.page.on("console", visit.heard)
         visit.page.on("dialog", lambda dialog: (visit.trouble.append(dialog.message), dialog.dismiss()))
         visit.go("/")
-        visit.page.get_by_label("Username").fill(user)
-        visit.page.get_by_label("Password").fill(passwords[user])
-        visit.page.get_by_role("button", name="Sign in").click()
+        if user not in sessions:
+            visit.page.get_by_label("Username").fill(user)
+            visit.page.get_by_label("Password").fill(passwords[user])
+            visit.page.get_by_role("button", name="Sign in").click()
         expect(visit.page.get_by_role("link", name="Lockstep")).to_be_visible()
+        sessions.setdefault(user, context.storage_state())
         return visit
 
     yield enter
@@ -203,24 +200,6 @@ def test_a_copy_of_the_tables_that_one_names_is_started_from_the_page(log_in: Ca
     ]  # fmt: skip
 
 
-def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str], Visit]) -> None:
-    visit = log_in("operator")
-    stage = open_store(f"file://{visit.airflow.home.parent}/stage")
-    assert list(isolated(stage, "shop_db")) == [ODD]
-    visit.open_lockstep()
-    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Readmit a table"))
-    form.get_by_role("button").click()  # without a table the browser asks for one
-    form.get_by_label("has been copied again").fill(ODD)
-    form.get_by_role("button").click()
-    expect(form.locator("output")).to_contain_text(re.compile(f"{READMIT}: run .+ is queued"))
-    (made,) = visit.airflow.runs(READMIT)
-    assert made["conf"] == {"source": "shop_db", "table": ODD}
-    assert made["triggering_user_name"] == "operator"
-    run = Run(visit.airflow, READMIT, made["dag_run_id"])
-    run.wait()
-    assert isolated(stage, "shop_db") == {}
-
-
 @pytest.mark.parametrize(
     ("dag_id", "params"),
     [
@@ -255,11 +234,6 @@ def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str],
                 "Tables": "Empty: each captured table that lacks rows",
                 "Dry run": "List the tables that would be copied",
             },
-            marks=pytest.mark.matrix,
-        ),
-        pytest.param(
-            READMIT,
-            {"Source": "shop_db", "Table": "The isolated table, as database.table"},
             marks=pytest.mark.matrix,
         ),
     ],

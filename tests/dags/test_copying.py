@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -34,11 +33,12 @@ from cdc_core.operations.copy import copier, steps
 from cdc_core.operations.copy.copy_progress import CopyProgress
 from cdc_core.operations.copy.pending import PendingTable
 from cdc_core.operations.copy.staging import Staged
-from cdc_core.operations.extract import side_by_side as sources
+from cdc_core.operations.extract import side_by_side
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process import leaving
-from lockstep_airflow import copy_tasks as copying
+from lockstep_airflow import copy_tasks
 from lockstep_airflow.copy_tasks import CopySensor, StageCopySensor, StartCopyOperator
+from tests.dags.task_context import task_context
 
 TABLE = PendingTable("shop.t", "rows are missing", 7)
 
@@ -77,11 +77,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         return taken
 
     monkeypatch.setattr(copier, "copier_lease", lease)
-    monkeypatch.setattr(sources, "extract_if_free", step("extract", lambda: True))
+    monkeypatch.setattr(side_by_side, "extract_if_free", step("extract", lambda: True))
     monkeypatch.setattr(steps, "read_tables", step("read", dict))
     monkeypatch.setattr(steps, "stage_read", step("stage", lambda: made.staged))
     monkeypatch.setattr(steps, "due", lambda *_: made.pending)
-    monkeypatch.setattr(copying, "_wanted", lambda *_: made.pending)
+    monkeypatch.setattr(copy_tasks, "_wanted", lambda *_: made.pending)
     read = TableCopy("shop_db", TableSchema("shop", "t", ()), ("9",), complete=True, rows=7)
     monkeypatch.setattr(TableCopies, "find", lambda *_: (read,))
     for name in ("SOURCE", "TARGET"):
@@ -91,7 +91,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def file(write_pipeline: Callable[..., Path]) -> str:
-    made = write_pipeline("shop", more="snapshot: {mode: initial}\n")
+    made = write_pipeline("shop", snapshot="mode: initial")
     Meta.open(config.load(made).meta.url, "shop", upgrade=True).close()
     return str(made)
 
@@ -102,16 +102,14 @@ def context(world: World) -> Any:
         if world.dag is not None:
             raise world.dag
 
-    ti = SimpleNamespace(
-        dag_id="cdc_shop", run_id="r", task_id="copy", map_index=0, try_number=1,
-        get_dag=get_dag, get_dr_count=lambda **_: world.runs, xcom_pull=lambda **_: world.read,
+    return task_context(
+        "copy", asked=datetime.now(UTC), get_dag=get_dag, get_dr_count=lambda **_: world.runs,
+        xcom_pull=lambda **_: world.read,
     )  # fmt: skip
-    run = SimpleNamespace(dag_id="cdc_shop", run_id="r", run_after=datetime.now(UTC), start_date=None)
-    return {"ti": ti, "dag_run": run, "params": {}}
 
 
 def sensor(kind: type, file: str) -> Any:
-    return kind(task_id="copy", file=file, source="shop_db", mode="reschedule")
+    return kind(task_id="copy", file=file, subject="shop_db", mode="reschedule")
 
 
 def test_a_copier_leaves_what_another_one_copies_before_it_has_the_lease(

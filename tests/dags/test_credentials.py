@@ -13,7 +13,7 @@ from cdc_core import config
 from cdc_core.errors import UsageError
 from cdc_core.mysql import connections
 from cdc_core.mysql.tls import Tls, TlsMode
-from lockstep_airflow.credentials import environment
+from lockstep_airflow.credentials import exported
 
 SECRET = "p@ss/w%rd:1"
 
@@ -26,7 +26,7 @@ def pipeline(write_pipeline: Callable[..., Path]) -> Any:
 @pytest.fixture
 def connection_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", _json(extra='{"ssl": {"ca": "/ca.pem"}, "charset": "utf8"}'))
-    monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", _json(extra='{"ssl_disabled": true}'))
+    monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", _json(extra='{"ssl_mode": "DISABLED"}'))
 
 
 def _json(*, conn_type: str = "mysql", extra: str = "{}") -> str:
@@ -39,12 +39,12 @@ def _json(*, conn_type: str = "mysql", extra: str = "{}") -> str:
 @pytest.mark.usefixtures("connection_ids")
 def test_a_connection_arrives_whole_at_the_core_and_this_process_keeps_its_environment(pipeline: Any) -> None:
     before = dict(os.environ)
-    environ = environment(pipeline)
-    assert dict(os.environ) == before
-    server = connections.resolve("airflow:source_db", environ)
+    with exported(pipeline):
+        server = connections.resolve("airflow:source_db")
+        assert connections.resolve("airflow:target_db").tls == Tls(TlsMode.DISABLED)
     assert (server.host, server.port, server.user, server.password) == ("db.example", 3307, "cdc@x", SECRET)
     assert server.tls == Tls(TlsMode.VERIFY_IDENTITY, "/ca.pem")
-    assert connections.resolve("airflow:target_db", environ).tls == Tls(TlsMode.DISABLED)
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_connection_arrives_whole_at_the_core_and_this_process_keeps_its_envir
             Tls(TlsMode.VERIFY_IDENTITY, "/ca.pem"),
         ),
         (
-            '{"ssl_ca": "/ca.pem", "ssl_cert": "/c.pem", "ssl_key": "/k.pem", "ssl_verify_identity": true}',
+            '{"ssl_ca": "/ca.pem", "ssl_cert": "/c.pem", "ssl_key": "/k.pem"}',
             Tls(TlsMode.VERIFY_IDENTITY, "/ca.pem", "/c.pem", "/k.pem"),
         ),
         ('{"charset": "utf8"}', Tls(TlsMode.PREFERRED)),
@@ -69,9 +69,9 @@ def test_extras_of_tls_mean_what_the_urls_options_do(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", _json(extra=extra))
     monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", _json(extra='{"read_timeout": 7}'))
-    environ = environment(pipeline)
-    assert connections.resolve("airflow:source_db", environ).tls == expected
-    assert connections.resolve("airflow:target_db", environ).timeouts == {"read_timeout": 7}
+    with exported(pipeline):
+        assert connections.resolve("airflow:source_db").tls == expected
+        assert connections.resolve("airflow:target_db").timeouts == {"read_timeout": 7}
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_extras_of_tls_that_would_be_left_out_are_refused(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", _json(extra=extra))
     monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", _json())
-    with pytest.raises(UsageError) as raised:
-        connections.resolve("airflow:source_db", environment(pipeline))
+    with pytest.raises(UsageError) as raised, exported(pipeline):
+        connections.resolve("airflow:source_db")
     assert raised.value.code in ("airflow.connection", "connection.url", "connection.url")
 
 
 def test_a_connection_that_airflow_does_not_have_is_named_with_the_command_that_adds_it(pipeline: Any) -> None:
-    with pytest.raises(UsageError) as raised:
-        environment(pipeline)
+    with pytest.raises(UsageError) as raised, exported(pipeline):
+        pass
     assert raised.value.code == "airflow.connection"
     assert "airflow connections add source_db" in str(raised.value)
 
@@ -103,8 +103,8 @@ def test_a_connection_of_another_type_is_refused_without_its_password(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", _json(conn_type="postgres"))
-    with pytest.raises(UsageError, match="postgres") as raised:
-        environment(pipeline)
+    with pytest.raises(UsageError, match="postgres") as raised, exported(pipeline):
+        pass
     assert SECRET not in str(raised.value)
 
 
@@ -112,8 +112,8 @@ def test_a_connection_of_another_type_is_refused_without_its_password(
 def test_passwords_are_masked_in_logs_also_as_they_stand_in_urls(pipeline: Any) -> None:
     from airflow.sdk.log import redact
 
-    environ = environment(pipeline)
-    url = environ["LOCKSTEP_CONN_SOURCE_DB"]
+    with exported(pipeline):
+        url = os.environ["LOCKSTEP_CONN_SOURCE_DB"]
     for text in (f"login with {SECRET} failed", f"cannot open {url}"):
         shown = redact(text)
         assert SECRET not in shown

@@ -17,7 +17,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.meta import Cutover, ReadChunk, TableCopy, copier_of, repository
+from cdc_core.meta import Cutover, ReadChunk, TableCopy, repository
+from cdc_core.meta.table_copies import copier_of
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.position import Position
@@ -106,7 +107,7 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     assert [batch["rows"] for batch in found["batches"]] == [5, 0, 1234]
     assert [one["rows"] for one in found["windows"]] == [1234, 0, 0, 5]
     assert source["ring"] == {"items": 5, "size_bytes": 600, "most_items": 1234, "most_bytes": 8000}
-    assert "5 of 1,048,576 changes, 600 B of 256.0 MiB; peak 1,234, 7.8 KiB" in text
+    assert "5 of 1,048,576 changes, 600 B of 128.0 MiB; peak 1,234, 7.8 KiB" in text
     (delay,) = found["delays"]
     assert (delay["run_id"], delay["window"]) == ("first", [moment(edge) for edge in WINDOW])
     assert delay["delay_s"] == (status.runs[1].updated_us - WINDOW[1]) / 1e6
@@ -163,7 +164,7 @@ def test_the_state_of_a_cutover_its_checks_and_its_clock_are_shown(client: Calla
 def test_what_comes_from_logs_and_errors_is_escaped_and_the_policy_allows_no_script_but_ours(
     client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path]
 ) -> None:
-    broken = write_pipeline("bank", file=f"{ALERT.replace('/', '')}.yaml", more="shedule: nonsense\n")
+    broken = write_pipeline("bank", file=f"{ALERT.replace('/', '')}.yaml", shedule={})
     answer = client("ADMIN").get("/lockstep/")
     assert re.findall("<script.*", answer.text) == [OURS]
     for part in (f"needs re-sync of table {ALERT}", f"it broke at {ALERT}", str(broken)):
@@ -177,14 +178,10 @@ def test_what_comes_from_logs_and_errors_is_escaped_and_the_policy_allows_no_scr
 def test_one_pipelines_trouble_stands_in_its_place_and_hides_no_other(
     client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path], tmp_path: Path
 ) -> None:
-    write_pipeline("fresh", source="fresh_db")
-    away = write_pipeline("away", source="away_db")
-    away.write_text(re.sub("sqlite:.*meta.db", "mysql://nobody@127.0.0.1:1/meta", away.read_text()))
-    unset = write_pipeline("unset", source="unset_db")
-    unset.write_text(re.sub("sqlite:.*meta.db", "env:NO_SUCH_VARIABLE", unset.read_text()))
-    fresh = tmp_path / "pipelines" / "fresh.yaml"
-    fresh.write_text(fresh.read_text().replace("meta.db", "elsewhere/fresh.db"))
-    write_pipeline("bank", more="shedule: nonsense\n")
+    write_pipeline("fresh", meta={"url": f"sqlite:///{tmp_path}/elsewhere/fresh.db"})
+    write_pipeline("away", meta={"url": "mysql://nobody@127.0.0.1:1/meta"})
+    write_pipeline("unset", meta={"url": "env:NO_SUCH_VARIABLE"})
+    write_pipeline("bank", shedule={})
     seen = client("VIEWER").get("/lockstep/status.json").json()
     found = {one["pipeline"]: one["error"] and one["error"]["code"] for one in seen["pipelines"]}
     assert found == {"away": "connection.unreachable", "fresh": "meta.absent", "shop": None, "unset": "config.unset"}
@@ -219,7 +216,7 @@ def test_nonsense_in_the_folder_and_servers_that_keep_silent_leave_the_page_stan
 def test_who_may_not_read_a_dag_sees_neither_its_pipeline_nor_broken_files(
     client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path]
 ) -> None:
-    write_pipeline("bank", more="shedule: nonsense\n")
+    write_pipeline("bank", shedule={})
     answer = client("").get("/lockstep/")
     assert answer.status_code == 200
     assert "has no pipeline that you may read" in answer.text
@@ -271,8 +268,6 @@ def test_buttons_are_shown_for_the_dags_of_which_one_may_start_runs(
 ) -> None:
     assert forms(client("VIEWER").get("/lockstep/").text) == []
     assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", SNAPSHOT, REPLAY, VERIFY]
-    write_pipeline("shop", on_unreadable="isolate")
-    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", SNAPSHOT, REPLAY, VERIFY, "cdc_shop_readmit"]
     manager = airflow_app.state.auth_manager
     granted = manager.is_authorized_dag
 
@@ -389,7 +384,7 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     client: Callable[..., Any], shop: Line, pipelines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = pipelines / "shop.yaml"
-    never = "  - {name: never, connection: 'airflow:source_db', server_id: 5002}\ntables:"
+    never = "- {name: never, connection: 'airflow:source_db', server_id: 5002}\ntables:"
     file.write_text(file.read_text().replace("tables:", never, 1))
 
     def existing(rows: int) -> TableCoverage:
@@ -414,10 +409,6 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
         read = CopiedChunk(planned.number, "shop.big", above or (), through, 0, place, place, 123, ())
         now_us[0] += 10_000_000
         shop.meta.copies.chunk_read(lease, "shop_db", ReadChunk(read, ()), 1000)
-    planned = shop.meta.copies.plan_chunk(lease, "shop_db", "shop.big", ("2",), ("3",))
-    shop.meta.copies.leave_chunk(lease, "shop_db", planned.number, "Lost")
-    assert shop.meta.copies.take_chunk(lease, "shop_db", "shop.big") is not None
-    shop.meta.copies.leave_chunk(lease, "shop_db", planned.number, f"Lost {ALERT}")
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     text = unescape(client("VIEWER").get("/lockstep/").text)
     shop.meta.copies.pause("shop_db", "somebody")
@@ -435,8 +426,6 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     ]  # fmt: skip
     assert (copies["shop.big"]["rows_per_s"], copies["shop.big"]["bytes"]) == (12.3, 2000)
     assert re.search('<td class="number">12</td>', text)
-    assert (copies["shop.big"]["chunk_retries"], copies["shop.big"]["chunk_error"]) == (1, f"Lost {ALERT}")
-    assert f"chunks read again: 1; the latest try failed: Lost {ALERT}" in text
     assert copies["shop.done"]["copied_to"] == "binlog.000001:77"
     for said in ("1 of 4 tables copied; shop_db is being copied by the copier", "60,000", f"No key {ALERT}."):
         assert said in text

@@ -16,15 +16,17 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, D
 from cdc_core import config
 from cdc_core.meta import Meta
 from cdc_core.model.windows import parse_moment, to_us
+from cdc_core.operations import pipeline_run
 from cdc_core.operations.apply import plan as planning
 from cdc_core.operations.apply import retention
-from cdc_core.operations.repair import reverse_query
 from cdc_core.operations.repair.reverse_query import Queried
-from lockstep_airflow import run_tasks as operators
+from lockstep_airflow import run_tasks
 from lockstep_airflow.pipelines import dags_of
 from lockstep_airflow.run_context import window_of
 from lockstep_airflow.run_tasks import PlanOperator, _positions
 from lockstep_airflow.window import RunWindow
+from tests.dags.made_pipelines import TARGET
+from tests.dags.task_context import task_context
 from tests.lab.made_batches import manifest
 from tests.lab.made_line import Line
 from tests.lab.opened import opened_line
@@ -35,8 +37,9 @@ NOW = parse_moment("2026-01-01T00:00:00Z")
 def test_only_a_run_without_a_window_asks_the_source_and_before_it_is_planned(
     write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_pipeline("shop", more="reverse_query: {older_than: 60s}\n")
-    other = write_pipeline("bank")
+    targets = [TARGET | {"on_missing_table": "create"}]
+    file = write_pipeline("shop", reverse_query="older_than: 60s", targets=targets)
+    other = write_pipeline("bank", targets=targets)
     for name in ("SOURCE_DB", "TARGET_DB"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "mysql://u:p@127.0.0.1:1/")
     done: list[str] = []
@@ -48,25 +51,22 @@ def test_only_a_run_without_a_window_asks_the_source_and_before_it_is_planned(
 
         return step
 
-    monkeypatch.setattr(reverse_query, "look_up", noted("look up", Queried()))
+    monkeypatch.setattr(pipeline_run, "look_up", noted("look up", Queried()))
+    monkeypatch.setattr(pipeline_run, "create_missing", noted("create", []))
     monkeypatch.setattr(planning, "plan", noted("plan", None))
-    monkeypatch.setattr(operators, "_planned", lambda *_: {"targets": {"main": 1}})
-    run = SimpleNamespace(
-        dag_id="cdc_shop", run_id="r", run_type="manual", logical_date=None, run_after=NOW, start_date=None
-    )
-    ti = SimpleNamespace(dag_id="cdc_shop", run_id="r", task_id="plan", map_index=-1, try_number=1)
+    monkeypatch.setattr(run_tasks, "_planned", lambda *_: {"targets": {"main": 1}})
 
     def plan(of: Path, **params: Any) -> list[str]:
         done.clear()
         Meta.open(config.load(of).meta.url, "shop", upgrade=True).close()
         PlanOperator(task_id="plan", file=str(of), target_tasks={"main": []}).execute(
-            {"dag_run": run, "ti": ti, "params": params}  # type: ignore[typeddict-item]
+            task_context("plan", asked=NOW, params=params, map_index=-1)
         )
         return list(done)
 
-    assert plan(file) == ["look up", "plan"]
+    assert plan(file) == ["create", "look up", "plan"]
     assert plan(file, window_end="2025-12-31T00:00:00Z") == ["plan"]
-    assert plan(other) == ["plan"]
+    assert plan(other) == ["create", "plan"]
 
 
 @pytest.mark.parametrize("kind", ["manual", "operator_triggered"])
@@ -110,12 +110,8 @@ def test_a_run_of_a_name_that_was_committed_before_says_what_it_leaves(
     line = staged_line(file, monkeypatch)
     line.done("shop-again")
     line.stage(manifest(1, **STAGED))
-    run = SimpleNamespace(
-        dag_id="cdc_shop", run_id="again", run_type="manual", logical_date=None, run_after=NOW, start_date=None
-    )
-    ti = SimpleNamespace(dag_id="cdc_shop", run_id="again", task_id="plan", map_index=-1, try_number=1,
-                         xcom_push=lambda key, value: None)  # fmt: skip
-    task, context = dags_of(file.parent)["cdc_shop"].get_task("plan"), {"dag_run": run, "ti": ti, "params": {}}
+    task = dags_of(file.parent)["cdc_shop"].get_task("plan")
+    context = task_context("plan", run_id="again", asked=NOW, map_index=-1, xcom_push=lambda key, value: None)
     with caplog.at_level("INFO"), pytest.raises(DownstreamTasksSkipped):
         task.execute(context)
     assert "takes nothing more; 1 batches that were staged since are left to the next run" in caplog.text
@@ -138,16 +134,9 @@ def test_a_task_whose_plan_task_says_nothing_asks_the_plan_and_not_only_whether_
     task = dags_of(file.parent)["cdc_shop"].get_task("to_main.commit")
 
     def commits(run_id: str) -> Any:
-        run = SimpleNamespace(dag_id="cdc_shop", run_id=run_id, run_type="manual", logical_date=None, run_after=NOW)
-        ti = SimpleNamespace(
-            dag_id="cdc_shop",
-            run_id=run_id,
-            task_id="commit",
-            map_index=-1,
-            try_number=1,
-            xcom_pull=lambda task_ids: None,
+        return task.execute(
+            task_context("commit", run_id=run_id, asked=NOW, map_index=-1, xcom_pull=lambda task_ids: None)
         )
-        return task.execute({"dag_run": run, "ti": ti, "params": {}})
 
     with pytest.raises(AirflowFailException, match=r"run\.clear_task"):
         commits("unplanned")

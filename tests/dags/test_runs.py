@@ -19,36 +19,31 @@ from typing import Any
 import pytest
 
 import lockstep
-from tests.dags.airflow_line import Line, ended, fill, now
+from tests.dags.airflow_line import AirflowLine, ended, fill, now, require_ids_and_counts_only
 
 
-@pytest.mark.parametrize("mode", [pytest.param("poke", marks=pytest.mark.matrix), "reschedule"])
-def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
-    line: Callable[..., Line], source_database: Any, mode: str
+@pytest.mark.matrix
+def test_a_run_stages_its_window_by_a_sensor_that_keeps_its_worker(
+    line: Callable[..., AirflowLine], source_database: Any
 ) -> None:
-    run = line(f"m_{mode}", mode=mode)
+    """test_lineage runs one that gives it back between its pokes."""
+    run = line("m_poke", mode="poke")
     fill(source_database, 50)
     # Some seconds from now: the first poke finds that the window's end has not come.
     output = run.run(now() + timedelta(seconds=20))
     assert sorted(run.staged("id")) == list(range(50))
-    ((task_id, _key, value),) = [xcom for xcom in run.xcoms() if xcom[1] == "return_value"]
-    assert (task_id, value["source"], value["rows"]) == ("extract", f"m_{mode}_db", 50)
-    assert set(value) == {"source", "rows", "batches", "files", "events", "position", "watermark_us"}
-    assert all(isinstance(part, str | int) for part in value.values())
-    password = source_database.server.password
-    assert password not in output
-    assert files_with(run.dag_id, run.home)
-    assert files_with(password, run.home) == []
+    require_ids_and_counts_only(run, 50, source_database.server.password)
+    assert source_database.server.password not in output
 
 
 @pytest.mark.matrix
 def test_a_run_by_hand_with_the_logical_date_of_the_trigger_form_takes_what_was_changed_a_moment_ago(
-    line: Callable[..., Line], source_database: Any, pipelines: Path
+    line: Callable[..., AirflowLine], source_database: Any, pipelines: Path
 ) -> None:
     """`airflow dags test` fills the date in as the form does; the interval before it would end at the last month."""
     run = line("by_hand")
     file = pipelines / "by_hand.yaml"
-    file.write_text(file.read_text().replace('"* * * * *"', '"0 0 1 * *"'))
+    file.write_text(file.read_text().replace("* * * * *", "0 0 1 * *"))
     fill(source_database, 5)
     process = run.start(None)
     assert process.wait(timeout=240) == 0, run.output[-6000:]
@@ -63,10 +58,10 @@ def test_a_run_by_hand_with_the_logical_date_of_the_trigger_form_takes_what_was_
 
 @pytest.mark.matrix
 def test_existing_rows_of_an_idle_source_are_copied_and_staged_by_the_snapshot_dag_alone(
-    line: Callable[..., Line], source_database: Any
+    line: Callable[..., AirflowLine], source_database: Any
 ) -> None:
     fill(source_database, 30)
-    run = line("older", more="snapshot: {mode: initial}")
+    run = line("older", snapshot="mode: initial")
     fill(source_database, 5, first=30)
     run.run(now())
     assert run.states() == {"extract": ["success"], "snapshot": ["skipped"]}, run.output[-6000:]
@@ -93,18 +88,11 @@ def test_existing_rows_of_an_idle_source_are_copied_and_staged_by_the_snapshot_d
     assert "is staged with all of its rows" in run.output
 
 
-def files_with(text: str, folder: Path) -> list[str]:
-    """By a process of its own: this one may have Airflow's database open, and closing a file gives up all locks on it.
-    Files may come and go meanwhile."""
-    grep = subprocess.run(["grep", "-rlsF", "-e", text, folder], capture_output=True, text=True, check=False)
-    return grep.stdout.splitlines()
-
-
 @pytest.mark.matrix
 def test_the_retention_dag_compacts_each_closed_window_and_what_is_read_stays(
-    line: Callable[..., Line], source_database: Any, pipelines: Path, tmp_path: Path
+    line: Callable[..., AirflowLine], source_database: Any, pipelines: Path, tmp_path: Path
 ) -> None:
-    run = line("packed", more="retention: {keep: 1d, compact: window}")
+    run = line("packed", retention="keep: 1d, compact: window")
     if time.time() % 60 > 30:
         time.sleep(61 - time.time() % 60)
     for number in range(5):
@@ -135,11 +123,11 @@ def rows_of(stage: Path, database: str) -> list[dict[str, Any]]:
 
 @pytest.mark.matrix
 def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_skipped(
-    line: Callable[..., Line], source_database: Any, pipelines: Path
+    line: Callable[..., AirflowLine], source_database: Any, pipelines: Path
 ) -> None:
     """No Spark, as there are no rows; then no connection to the source, as its window is staged."""
-    target = '  - {name: main, connections: ["airflow:again"], tables: {"*": {}}}'
-    run = line("again", more=f"targets:\n{target}\nspark: {{connection: spark_default}}")
+    target = {"name": "main", "connections": ["airflow:again"], "tables": {"*": {}}}
+    run = line("again", targets=[target], spark="connection: spark_default")
     fill(source_database, 0)
     end = now()
     run.run(end)
@@ -172,11 +160,11 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
 
 @pytest.mark.matrix
 def test_a_run_whose_plan_was_marked_as_successful_fails_and_says_why(
-    line: Callable[..., Line], source_database: Any
+    line: Callable[..., AirflowLine], source_database: Any
 ) -> None:
     """It must not end green with nothing applied, as a run without batches does."""
-    target = '  - {name: main, connections: ["airflow:marked"], tables: {"*": {}}}'
-    run = line("marked", more=f"targets:\n{target}\nspark: {{connection: spark_default}}")
+    target = {"name": "main", "connections": ["airflow:marked"], "tables": {"*": {}}}
+    run = line("marked", targets=[target], spark="connection: spark_default")
     fill(source_database, 0)
     assert run.start(now(), marked="plan").wait(timeout=240) != 0, run.output[-6000:]
     assert "run.clear_task" in run.output
@@ -189,51 +177,44 @@ def test_a_run_whose_plan_was_marked_as_successful_fails_and_says_why(
 @pytest.mark.matrix
 @pytest.mark.spark
 def test_a_verification_that_repairs_ends_equal_and_fails_at_once_by_what_it_must_not_overwrite(
-    line: Callable[..., Line], source_database: Any, mariadb_target: Any
+    line: Callable[..., AirflowLine], source_database: Any, mariadb_target: Any
 ) -> None:
     """verify -> repair with an ordinary run by Spark, through Airflow's connections."""
     place = f"{source_database.name}_to"
-    tables = f"{{'*': {{database: '{place}', table: t}}}}"
-    run = line(
-        "fixing",
-        more=f'targets:\n  - {{name: main, connections: ["airflow:fixing_to"], tables: {tables}, '
-        "on_missing_table: create}\nspark: {connection: spark_default}\nverify: {repair: true}",
-    )
+    tables = {"*": {"database": place, "table": "t"}}
+    target = {"name": "main", "connections": ["airflow:fixing_to"], "tables": tables, "on_missing_table": "create"}
+    run = line("fixing", targets=[target], spark="connection: spark_default", verify="repair: true")
     run.environ["AIRFLOW_CONN_FIXING_TO"] = mariadb_target.url
     fill(source_database, 20)
 
-    def target(*statements: str) -> list[tuple[Any, ...]]:
-        with closing(mariadb_target.connect(autocommit=True)) as connection, connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-            return list(cursor.fetchall())
-
     rows, expected = f"SELECT id, v FROM {place}.t ORDER BY id", [(n, n % 7) for n in range(20)]
-    target(f"CREATE DATABASE IF NOT EXISTS {place}")
+    mariadb_target.run(f"CREATE DATABASE IF NOT EXISTS {place}")
     try:
         run.run(now())
-        assert target(rows) == expected
+        assert mariadb_target.run(rows) == expected
         verify = replace(run, suffix="_verify")
         assert verify.start(None).wait(timeout=240) == 0, verify.output[-6000:]
         assert verify.states() == {"verify": ["success"], "repair": ["skipped"]}, verify.output[-6000:]
         fault = f"UPDATE {place}.t SET v = 99 WHERE id IN (3, 4)"
-        target(fault, f"DELETE FROM {place}.t WHERE id = 9", f"INSERT INTO {place}.t (id, v) VALUES (70, 70)")
+        mariadb_target.run(
+            fault, f"DELETE FROM {place}.t WHERE id = 9", f"INSERT INTO {place}.t (id, v) VALUES (70, 70)"
+        )
         assert verify.start(None, repair=False).wait(timeout=240) != 0
         assert verify.states() == {"verify": ["failed"], "repair": ["failed"]}, verify.output[-6000:]
         assert "verify.differs" in verify.output
         assert verify.start(None).wait(timeout=240) == 0, verify.output[-6000:]
         assert verify.states() == {"verify": ["success"], "repair": ["success"]}, verify.output[-6000:]
-        assert target(rows) == expected
+        assert mariadb_target.run(rows) == expected
         done = [value for task, key, value in verify.xcoms() if (task, key) == ("repair", "return_value")][-1]
         assert (done["rows"], done["deletes"], done["equal"], len(done["runs"])) == (3, 1, True, 1)
         foreign = f"UPDATE {place}.t SET v = 99, _cdc_version = X'7FFFFFFFFFFFFFFF7FFFFFFFFFFFFFFF00000000000000007A'"
-        target(f"{foreign} WHERE id = 5")
+        mariadb_target.run(f"{foreign} WHERE id = 5")
         assert verify.start(None).wait(timeout=240) != 0
-        assert "repair.newer" in verify.output
+        assert "still differ after the repair" in verify.output
         assert "it is not tried again" in verify.output
         assert verify.states() == {"verify": ["success"], "repair": ["failed"]}, verify.output[-6000:]
     finally:
-        target(f"DROP DATABASE {place}")
+        mariadb_target.run(f"DROP DATABASE {place}")
 
 
 @contextmanager
@@ -261,7 +242,7 @@ def writing(source_database: Any) -> Iterator[list[int]]:
 
 @pytest.mark.matrix
 def test_a_killed_extract_goes_on_where_the_last_durable_batch_ended(
-    line: Callable[..., Line], source_database: Any
+    line: Callable[..., AirflowLine], source_database: Any
 ) -> None:
     run = line("killed", batch_rows=100)
     with writing(source_database) as rows:
@@ -274,7 +255,7 @@ def test_a_killed_extract_goes_on_where_the_last_durable_batch_ended(
     assert sorted(run.staged("id")) == rows
 
 
-def test_a_terminated_extract_gives_its_lease_back(line: Callable[..., Line], source_database: Any) -> None:
+def test_a_terminated_extract_gives_its_lease_back(line: Callable[..., AirflowLine], source_database: Any) -> None:
     run = line("ended", batch_rows=100)
     with writing(source_database):
         process = run.start(now() + timedelta(minutes=10))
@@ -285,6 +266,6 @@ def test_a_terminated_extract_gives_its_lease_back(line: Callable[..., Line], so
             run.wait_for(lambda: holder(run) == "", process, alive=False)
 
 
-def holder(run: Line) -> str:
+def holder(run: AirflowLine) -> str:
     with closing(sqlite3.connect(run.folder / "meta.db")) as database:
         return str(database.execute("SELECT holder FROM lease").fetchone()[0])

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -36,15 +36,15 @@ from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.stores import open_stage
 from examples.sandbox.mariadb import MariaDb
-from examples.sandbox.process import free_port
-from examples.shop.airflow_env import REPOSITORY, airflow_environment
+from examples.shop.airflow_env import REPOSITORY
 from examples.shop.compare import compare, target_fingerprint
-from examples.shop.standalone import pid_of, standalone, wait_until_healthy
+from examples.shop.standalone import pid_of, standalone
 from examples.shop.tables import source_statements, target_statements
 from examples.shop.workload import Shop
 from lockstep_airflow.run_context import run_name_of
-from tests.dags.airflow_server import PATIENCE_S, STOP_S, AirflowServer, Run
+from tests.dags.airflow_server import FEW_LOOKS, PATIENCE_S, STOP_S, AirflowServer, Run, serving
 from tests.lab.opened import opened
+from tests.lab.pipeline_file import pipeline_document, pipeline_text
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -56,76 +56,48 @@ SALES_A_DAY = 8
 SEED = 7
 MISSED_S = 60
 """How long a task may be silent: less than Airflow's five minutes, more than a busy machine makes of a heartbeat."""
+NOTICED_SOON = {
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(MISSED_S),
+    # A scheduler that was killed may leave tasks queued: they are looked for every five minutes otherwise.
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "120",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "20",
+}
 EXTRACT, PLAN = "extract", "plan"
 SPARK_TASKS = ["merge", "to_shards.filter", "to_shards.write", "to_shards.quality"]
 TO_TARGET = ["merge", "to_shards.filter", "to_shards.write", "to_shards.quality", "to_shards.commit"]
 
-PIPELINE = """\
-pipeline: {name}
-schedule: "{schedule}"
-sources:
-  - {{name: {name}_db, connection: "airflow:shop_source", server_id: {server_id}, heartbeat_s: 1, read_timeout_s: 10,
-     start: {{position: {{file: {file}, offset: 4}}}}}}
-tables: {{include: ['shop\\..*']}}
-routes:
-  - {{match: 'shop\\.orders_\\d+', to: orders}}
-  - {{match: 'shop\\.(customers|order_items)', to: '\\1'}}
-stage: {{uri: "file://{folder}/{name}/stage"}}
-meta: {{url: "sqlite:///{folder}/{name}/meta.db"}}
-targets:
-  - name: shards
-    connections: ["airflow:{target}"]
-    tables: {tables}
-limits: {{lease_s: 5, batch_rows: 100}}
-airflow: {{poke_interval_s: 1, retry_delay_s: 1, retries: 20}}
-"""
-
-OLDER = """\
-pipeline: older
-schedule: "0 0 * * *"
-sources:
-  - {{name: older_db, connection: "airflow:shop_source", server_id: 7003, heartbeat_s: 1, read_timeout_s: 10}}
-tables: {{include: ['older\\..*']}}
-snapshot: {{mode: initial, readers: 1, chunk_mib: 1}}
-stage: {{uri: "file://{folder}/older/stage"}}
-meta: {{url: "sqlite:///{folder}/older/meta.db"}}
-limits: {{lease_s: 5}}
-airflow: {{poke_interval_s: 1, retry_delay_s: 1, retries: 20}}
-"""
-"""Of a database that had rows before; its tables are read in about 25 chunks."""
+QUICK = {"poke_interval_s": 1, "retry_delay_s": 1, "retries": 20}
 OLD_ROWS = 400
 
-SHARDED = "{{database: 'shop_{{d}}', table: '{0}_{{t}}', sharding: {{key: {1}, databases: 2, tables: 2}}}}"
-ALL_TABLES = "{{{}}}".format(
-    ", ".join(
-        f"{table}: {SHARDED.format(table, key)}"
-        for table, key in (("customers", "id"), ("orders", "order_id"), ("order_items", "order_id"))
-    )
-)
-NO_TABLE = "{of_another_day: {database: shop_0}}"
+
+def sharded(table: str, key: str) -> dict[str, Any]:
+    split = {"key": key, "databases": 2, "tables": 2}
+    return {"database": "shop_{d}", "table": f"{table}_{{t}}", "sharding": split}
+
+
+ALL_TABLES = {
+    table: sharded(table, key)
+    for table, key in (("customers", "id"), ("orders", "order_id"), ("order_items", "order_id"))
+}
+NO_TABLE = {"of_another_day": {"database": "shop_0"}}
 
 
 @dataclass
-class Line:
+class DagLine:
     """Airflow, the shop that the pipelines read, and the shards."""
 
-    process: subprocess.Popen[bytes]
-    airflow: AirflowServer
     shop: Shop
     source: Any
     target: Any
     server: Any
     folder: Path
     target_server: Any
+    airflow: AirflowServer = field(init=False)
 
     @property
     def target_password(self) -> str:
         return str(self.target_server.password)
-
-    def asked_target(self, query: str) -> list[tuple[Any, ...]]:
-        with closing(self.target_server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
-            cursor.execute(query)
-            return list(cursor.fetchall())
 
     def sell(self, transactions: int, *, day: datetime | None = None) -> None:
         """Business on a day that is over, or now."""
@@ -200,34 +172,21 @@ def airflow_database(postgres: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagLine]:
     folder = tmp_path_factory.mktemp("scheduler")
-    home, log, port = folder / "airflow", folder / "airflow.log", free_port()
     (folder / "pipelines").mkdir()
-    environment = {
-        **os.environ,
-        **airflow_environment(home, folder / "pipelines", {}, port=port, database=airflow_database),
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(MISSED_S),
-        # The pipelines are there before Airflow looks for the first time; each look costs seconds of CPU time.
-        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
-        # A scheduler that was killed may leave tasks queued: they are looked for every five minutes otherwise.
-        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
-        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "120",
-        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "20",
-    }
     with (
         MariaDb.start(server_id=70) as server,
         closing(server.connect(autocommit=True)) as source,
         closing(mariadb_target.connect(autocommit=True)) as target,
-        standalone(environment, log, stop_s=STOP_S) as process,
     ):
         create_tables(source, target)
-        airflow = AirflowServer(port, home, log, environment)
-        line = Line(process, airflow, Shop(source, SEED), source, target, server, folder, mariadb_target)
-        write_pipeline(line, "shop", 7001, ALL_TABLES)
-        write_pipeline(line, "again", 7002, NO_TABLE)
-        (folder / "older").mkdir()
-        (folder / "pipelines" / "older.yaml").write_text(OLDER.format(folder=folder))
+        line = DagLine(Shop(source, SEED), source, target, server, folder, mariadb_target)
+        write_pipeline(line, "shop", ALL_TABLES)
+        write_pipeline(line, "again", NO_TABLE)
+        # Of a database that had rows before; its tables are read in about 25 chunks.
+        copied = {"snapshot": "mode: initial, readers: 1, chunk_mib: 1", "limits": "lease_s: 5"}
+        _write(line, "older", "older", **copied)
         _execute(
             source,
             ["CREATE DATABASE older", "CREATE TABLE older.t (id INT PRIMARY KEY, v MEDIUMTEXT)",
@@ -235,12 +194,12 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
         )  # fmt: skip
         for sale in range(DAYS * SALES_A_DAY):
             line.sell(TRANSACTIONS_A_DAY // SALES_A_DAY, day=midnight(DAYS) + sale * timedelta(days=1) / SALES_A_DAY)
-        assert wait_until_healthy(process, port), log.read_text()[-6000:]
-        line.open_source()
-        line.connect("shop_target", mariadb_target)
-        for dag_id in ("cdc_shop", "cdc_again"):
-            line.airflow.wait_for_dag(dag_id)
-        yield line
+        with serving(folder, {}, database=airflow_database, **NOTICED_SOON, **FEW_LOOKS) as line.airflow:
+            line.open_source()
+            line.connect("shop_target", mariadb_target)
+            for dag_id in ("cdc_shop", "cdc_again"):
+                line.airflow.wait_for_dag(dag_id)
+            yield line
         with target.cursor() as cursor:
             for database in ("shop_0", "shop_1"):
                 cursor.execute(f"DROP DATABASE {database}")
@@ -262,19 +221,42 @@ def _execute(connection: Any, statements: Iterable[str]) -> None:
 
 
 def write_pipeline(
-    line: Line, name: str, server_id: int, tables: str, *, schedule: str = "0 0 * * *", target: str = "shop_target"
+    line: DagLine,
+    name: str,
+    tables: dict[str, Any],
+    *,
+    schedule: str = "0 0 * * *",
+    target: str = "shop_target",
 ) -> None:
+    """One that reads the shop from where the newest log file begins."""
     with line.source.cursor() as cursor:
         cursor.execute("SHOW BINARY LOGS")
         file = cursor.fetchall()[-1][0]
-    (line.folder / name).mkdir()
-    values = {"name": name, "server_id": server_id, "file": file, "folder": line.folder, "tables": tables}
-    text = PIPELINE.format(**values, schedule=schedule, target=target)
-    (line.folder / "pipelines" / f"{name}.yaml").write_text(text)
+    _write(
+        line, name, "shop", schedule=schedule, source={"start": {"position": {"file": file, "offset": 4}}},
+        routes=[
+            {"match": r"shop\.orders_\d+", "to": "orders"}, {"match": r"shop\.(customers|order_items)", "to": r"\1"},
+        ],
+        targets=[{"name": "shards", "connections": [f"airflow:{target}"], "tables": tables}],
+        limits="lease_s: 5, batch_rows: 100",
+    )  # fmt: skip
+
+
+def _write(
+    line: DagLine, name: str, database: str, *, source: Mapping[str, Any] | None = None, **sections: Any
+) -> None:
+    folder = line.folder / name
+    folder.mkdir()
+    read = {"name": f"{name}_db", "connection": "airflow:shop_source", "read_timeout_s": 10, **(source or {})}
+    document = pipeline_document(
+        folder, database, source=read, pipeline=name, airflow=QUICK,
+        **{"routes": "[]", "schedule": "0 0 * * *", **sections},
+    )  # fmt: skip
+    (line.folder / "pipelines" / f"{name}.yaml").write_text(pipeline_text(document))
 
 
 @pytest.fixture(scope="module")
-def scheduled(line: Line) -> Run:
+def scheduled(line: DagLine) -> Run:
     """The run that the scheduler makes when the DAG is switched on: of yesterday, with all that was logged before."""
     line.airflow.switch_on("cdc_shop")
     (run,) = line.airflow.wait_for_runs("cdc_shop", 1)
@@ -282,7 +264,7 @@ def scheduled(line: Line) -> Run:
 
 
 @pytest.fixture(scope="module")
-def lost(line: Line, scheduled: Run) -> Run:
+def lost(line: DagLine, scheduled: Run) -> Run:
     """A run by hand, whose extract task was killed with Airflow's worker, which watched over it, and ended by its next
     try; then another run took its batches over, and died."""
     run, task = reading(line)
@@ -305,7 +287,7 @@ def lost(line: Line, scheduled: Run) -> Run:
 
 
 @pytest.fixture(scope="module")
-def killed(line: Line, scheduled: Run) -> Run:
+def killed(line: DagLine, scheduled: Run) -> Run:
     """A run by hand, whose extract task was killed by SIGKILL while it read, and ended by its next try."""
     run, task = reading(line)
     os.kill(task, signal.SIGKILL)
@@ -313,7 +295,7 @@ def killed(line: Line, scheduled: Run) -> Run:
     return run
 
 
-def reading(line: Line) -> tuple[Run, int]:
+def reading(line: DagLine) -> tuple[Run, int]:
     """A run by hand that has staged something and reads on; the process of its extract task."""
     end = datetime.now(UTC) + timedelta(seconds=20)
     before = line.meta("SELECT count(*) FROM batch")
@@ -335,7 +317,7 @@ def _wait(true: Callable[[], bool], what: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("hours", [12, 2])
 def test_a_backfill_in_random_order_with_two_runs_at_once_ends_equal(
-    line: Line, airflow_database: str, hours: int
+    line: DagLine, airflow_database: str, hours: int
 ) -> None:
     """Comes first: only past days have changes yet. Every two hours makes more than 24 intervals."""
     name, now = f"every_{hours}h", datetime.now(UTC)
@@ -348,8 +330,9 @@ def test_a_backfill_in_random_order_with_two_runs_at_once_ends_equal(
     with MariaDb.start(server_id=71) as server, closing(server.connect(autocommit=True)) as target:
         _execute(target, target_statements())
         line.connect("copy", server)
-        write_pipeline(line, name, 7100 + hours, ALL_TABLES, schedule=schedule, target="copy")
+        write_pipeline(line, name, ALL_TABLES, schedule=schedule, target="copy")
         line.stage(name)
+        line.airflow.command("dags", "reserialize")
         line.airflow.wait_for_dag(f"cdc_{name}")
         dates = ("--from-date", intervals[0].isoformat(), "--to-date", latest.isoformat())
         line.airflow.command("backfill", "create", "--dag-id", f"cdc_{name}", *dates, "--max-active-runs", "2")
@@ -392,14 +375,14 @@ def _reorder(airflow_database: str, order: Sequence[datetime]) -> None:
 
 
 @pytest.mark.matrix
-def test_switched_on_after_a_pause_one_run_takes_all_that_was_logged_meanwhile(line: Line, scheduled: Run) -> None:
+def test_switched_on_after_a_pause_one_run_takes_all_that_was_logged_meanwhile(line: DagLine, scheduled: Run) -> None:
     assert scheduled.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
     assert scheduled.run_id.startswith("scheduled__")
     windows = line.meta("SELECT DISTINCT window_start_us FROM batch WHERE row_count > 0 ORDER BY 1")
     assert [start for (start,) in windows] == [int(midnight(days).timestamp()) * 10**6 for days in PAST]
 
 
-def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(line: Line, scheduled: Run) -> None:
+def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(line: DagLine, scheduled: Run) -> None:
     with pytest.raises(AssertionError, match="401"):
         line.airflow.call("GET", "/lockstep/status.json", logged_in=False)
     seen = line.airflow.call("GET", "/lockstep/status.json")
@@ -417,24 +400,15 @@ def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(
     assert (view["href"], view["destination"]) == ("lockstep/", "nav")
 
 
-def test_what_a_job_says_is_in_the_log_of_its_task_alone(line: Line, scheduled: Run) -> None:
+def test_what_a_job_says_is_in_the_log_of_its_task_alone(line: DagLine, scheduled: Run) -> None:
     logs = {task: scheduled.log_of(task) for task in SPARK_TASKS}
     assert ["MergeCounts(" in log for log in logs.values()] == [True, False, False, False]
     assert ["WriteCounts(" in log for log in logs.values()] == [False, False, True, False]
 
 
-def test_the_layout_that_a_run_writes_under_is_noted(line: Line, scheduled: Run) -> None:
-    assert scheduled.log_of("to_shards.write")
-    assert line.meta("SELECT table_name, layout FROM target_layout ORDER BY 1") == [
-        ("customers", "mod(id) over 2 x 2"),
-        ("order_items", "mod(order_id) over 2 x 2"),
-        ("orders", "mod(order_id) over 2 x 2"),
-    ]
-
-
 @pytest.mark.matrix
 @pytest.mark.timeout(3600)
-def test_a_run_whose_spark_task_is_killed_goes_on_after_the_last_job_that_ended(line: Line, scheduled: Run) -> None:
+def test_a_run_whose_spark_task_is_killed_goes_on_after_the_last_job_that_ended(line: DagLine, scheduled: Run) -> None:
     """`write` waits for a lock on the target when it is killed (test_any_spark kills its JVM)."""
     before = set(line.meta("SELECT run_id FROM apply_ledger"))
     with closing(line.target_server.connect(autocommit=True)) as blocking, blocking.cursor() as cursor:
@@ -444,7 +418,7 @@ def test_a_run_whose_spark_task_is_killed_goes_on_after_the_last_job_that_ended(
         run.wait_until(lambda: run.states().get("to_shards.filter") == "success", "the filter task")
         cursor.execute("LOCK TABLES shop_0.orders_0 READ")
         waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
-        run.wait_until(lambda: bool(line.asked_target(waiting)), "the write to wait")
+        run.wait_until(lambda: bool(line.target_server.run(waiting)), "the write to wait")
         (pid,) = [one["pid"] for one in run.tasks() if one["task_id"] == "to_shards.write"]
         os.kill(pid, signal.SIGKILL)
         cursor.execute("UNLOCK TABLES")
@@ -458,7 +432,7 @@ def test_a_run_whose_spark_task_is_killed_goes_on_after_the_last_job_that_ended(
     assert set(line.meta("SELECT run_id FROM apply_ledger")) - before
 
 
-def test_no_password_is_in_what_airflow_keeps_of_a_run(line: Line, scheduled: Run, airflow_database: str) -> None:
+def test_no_password_is_in_what_airflow_keeps_of_a_run(line: DagLine, scheduled: Run, airflow_database: str) -> None:
     """Logs, XCom, rendered templates, and the page."""
     passwords = (line.server.password, line.target_password)
     kept = [json.dumps(line.airflow.call("GET", "/lockstep/status.json")), line.log_of_all(scheduled)]
@@ -477,7 +451,7 @@ def test_no_password_is_in_what_airflow_keeps_of_a_run(line: Line, scheduled: Ru
 
 @pytest.mark.matrix
 def test_a_killed_worker_is_missed_by_its_heartbeat_and_the_next_try_reads_on_under_an_epoch_of_its_own(
-    line: Line, lost: Run
+    line: DagLine, lost: Run
 ) -> None:
     assert (lost.states()[EXTRACT], lost.tries(EXTRACT)) == ("success", 2)
     events = line.airflow.call("GET", f"/api/v2/eventLogs?dag_id=cdc_shop&run_id={quote(lost.run_id)}")["event_logs"]
@@ -492,7 +466,9 @@ def test_a_killed_worker_is_missed_by_its_heartbeat_and_the_next_try_reads_on_un
 
 
 @pytest.mark.matrix
-def test_a_run_whose_batches_another_takes_over_ends_green_and_leaves_them_to_that_one(line: Line, lost: Run) -> None:
+def test_a_run_whose_batches_another_takes_over_ends_green_and_leaves_them_to_that_one(
+    line: DagLine, lost: Run
+) -> None:
     states = lost.states()
     assert (states[EXTRACT], states[PLAN]) == ("success", "success")
     skipped = [task for task in TO_TARGET if states[task] == "skipped"]
@@ -503,14 +479,14 @@ def test_a_run_whose_batches_another_takes_over_ends_green_and_leaves_them_to_th
     assert line.meta(left) == [("rival", "STAGED")]
 
 
-def test_a_killed_extract_is_tried_again_and_the_target_ends_equal(line: Line, killed: Run) -> None:
+def test_a_killed_extract_is_tried_again_and_the_target_ends_equal(line: DagLine, killed: Run) -> None:
     assert killed.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
     assert killed.tries(EXTRACT) > 1
     line.require_equal()
 
 
 def test_clearing_write_and_what_follows_it_in_a_past_run_overwrites_nothing_newer(
-    line: Line, scheduled: Run, killed: Run
+    line: DagLine, scheduled: Run, killed: Run
 ) -> None:
     before, tries = line.fingerprint(), scheduled.tries("to_shards.write")
     scheduled.clear("to_shards.write", downstream=True)
@@ -522,7 +498,7 @@ def test_clearing_write_and_what_follows_it_in_a_past_run_overwrites_nothing_new
     line.require_equal()
 
 
-def test_clearing_a_whole_past_run_asks_no_source_and_changes_nothing(line: Line, killed: Run) -> None:
+def test_clearing_a_whole_past_run_asks_no_source_and_changes_nothing(line: DagLine, killed: Run) -> None:
     before = line.fingerprint()
     line.shut_source()
     try:
@@ -535,14 +511,14 @@ def test_clearing_a_whole_past_run_asks_no_source_and_changes_nothing(line: Line
     assert line.fingerprint() == before
 
 
-def backfill(line: Line, *more: str) -> None:
+def backfill(line: DagLine, *more: str) -> None:
     """Of a pipeline whose target takes none of the staged tables: Spark has nothing to do in it."""
     days = ("--from-date", f"{midnight(DAYS):%Y-%m-%d}", "--to-date", f"{midnight(1):%Y-%m-%d}")
     line.airflow.command("backfill", "create", "--dag-id", "cdc_again", *days, *more)
 
 
 @pytest.fixture(scope="module")
-def backfilled(line: Line) -> list[Run]:
+def backfilled(line: DagLine) -> list[Run]:
     """The runs of a backfill of staged intervals, one by one, while nobody reaches the source."""
     line.stage("again")
     line.shut_source()
@@ -554,7 +530,9 @@ def backfilled(line: Line) -> list[Run]:
         line.open_source()
 
 
-def test_a_backfill_applies_staged_intervals_one_by_one_without_the_source(line: Line, backfilled: list[Run]) -> None:
+def test_a_backfill_applies_staged_intervals_one_by_one_without_the_source(
+    line: DagLine, backfilled: list[Run]
+) -> None:
     done = dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
     assert [run.states() for run in backfilled] == [done] * DAYS
     assert all(run.xcom(EXTRACT)["already_staged"] for run in backfilled)
@@ -564,7 +542,7 @@ def test_a_backfill_applies_staged_intervals_one_by_one_without_the_source(line:
 
 
 @pytest.mark.matrix
-def test_a_backfill_that_is_repeated_does_nothing(line: Line, backfilled: list[Run]) -> None:
+def test_a_backfill_that_is_repeated_does_nothing(line: DagLine, backfilled: list[Run]) -> None:
     """As a past run that is cleared does."""
     line.airflow.wait_for_backfills("cdc_again")
     line.shut_source()
@@ -579,7 +557,7 @@ def test_a_backfill_that_is_repeated_does_nothing(line: Line, backfilled: list[R
 
 
 @pytest.mark.matrix
-def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_is_killed(line: Line) -> None:
+def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_is_killed(line: DagLine) -> None:
     """The second run of it finds nothing to copy, and neither does the copy when it is cleared."""
     line.airflow.wait_for_dag("cdc_older_snapshot")
     line.airflow.switch_on("cdc_older")
@@ -620,13 +598,13 @@ def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_i
 
 
 @pytest.mark.matrix
-def test_a_run_whose_scheduler_is_killed_goes_on_and_ends_once_a_scheduler_runs_again(line: Line) -> None:
+def test_a_run_whose_scheduler_is_killed_goes_on_and_ends_once_a_scheduler_runs_again(line: DagLine) -> None:
     """Comes last: the scheduler of all others is gone. Of the pipeline that leaves Spark nothing to do."""
     line.airflow.switch_on("cdc_again")
     end = datetime.now(UTC) + timedelta(seconds=20)
     run = line.airflow.trigger("cdc_again", window_end=end.isoformat())
     run.wait_until(lambda: run.run_id in line.holder("again"), "the extract task")
-    os.kill(pid_of(line.process, "scheduler"), signal.SIGKILL)
+    os.kill(pid_of(line.airflow.process, "scheduler"), signal.SIGKILL)
     line.sell(TRANSACTIONS_A_DAY)
     with standalone(line.airflow.environment, line.airflow.log, part="scheduler", stop_s=STOP_S):
         run.wait()

@@ -9,7 +9,6 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from cdc_core.operations.extract import DrainResult, StagingTotals
 from cdc_core.process import leaving
 from lockstep_airflow import metrics
 from lockstep_airflow.extract_sensor import ExtractSensor
+from tests.dags.task_context import FIVE, task_context
 
 HELD = LeaseHeld("Held by another.", remedy="wait")
 POSITION = Position(0, "binlog.000007", 1234)
@@ -99,15 +99,9 @@ def sensor(write_pipeline: Callable[..., Path]) -> Iterator[Callable[[str], Extr
 
 @pytest.fixture
 def context() -> Any:
-    five, six = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (5, 6))
-    ti = SimpleNamespace(
-        dag_id="cdc_shop", run_id="scheduled__5", task_id="extract", map_index=0, try_number=2,
-        get_first_reschedule_date=lambda _: None,
-    )  # fmt: skip
-    run = SimpleNamespace(
-        run_after=six, start_date=six, run_id="scheduled__5", run_type="scheduled", logical_date=five
-    )  # fmt: skip
-    return {"ti": ti, "dag_run": run, "params": {}, "data_interval_start": five, "data_interval_end": six}
+    return task_context(
+        "extract", run_id="scheduled__5", logical_date=FIVE, try_number=2, get_first_reschedule_date=lambda _: None
+    )
 
 
 def test_poke_mode_keeps_the_extractor_open_between_pokes_and_closes_it_in_the_end(

@@ -9,31 +9,32 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pendulum
 import pytest
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import TimeRestriction
+from jinja2 import Template
 
 from cdc_core import config
 from cdc_core.model.windows import Windows, from_us, to_us
+from lockstep_airflow.render import render
 from lockstep_airflow.specs import TaskKind, dag_spec, dag_specs
+from tests.dags.made_pipelines import TARGET
 
 
 @pytest.fixture
 def spec(write_pipeline: Callable[..., Path]) -> Any:
-    file = write_pipeline("shop", more="airflow: {sensor: reschedule, poke_interval_s: 7, retries: 2, pool: cdc}\n")
+    file = write_pipeline("shop", airflow="sensor: reschedule, poke_interval_s: 7, retries: 2, pool: cdc")
     return dag_spec(config.load(file), file)
 
 
 @pytest.fixture
 def dag(spec: Any) -> Any:
-    from lockstep_airflow.render import render
-
     return render(spec)
 
 
 def test_every_target_has_a_group_of_its_own_behind_one_merge(write_pipeline: Callable[..., Path]) -> None:
-    file = write_pipeline("shop")
-    second = '  - {name: plan, connections: ["airflow:target_db"], tables: {"*": {}}}\n'
-    file.write_text(file.read_text() + second)
+    file = write_pipeline("shop", targets=[TARGET, TARGET | {"name": "plan"}])
     spec = dag_spec(config.load(file), file)
     assert spec.task("to_plan.filter").upstream == ("merge",)
     assert spec.task("to_main.commit").upstream == ("to_main.quality",)
@@ -41,18 +42,14 @@ def test_every_target_has_a_group_of_its_own_behind_one_merge(write_pipeline: Ca
 
 
 def test_a_pipeline_without_targets_only_stages(write_pipeline: Callable[..., Path]) -> None:
-    file = write_pipeline("shop")
-    file.write_text(file.read_text().partition("targets:")[0])
-    spec = dag_spec(config.load(file), file)
-    assert [task.kind for task in spec.tasks] == [TaskKind.EXTRACT]
+    file = write_pipeline("shop", targets=[])
+    line, copy = dag_specs(config.load(file), file)
+    assert [task.kind for task in line.tasks] == [TaskKind.EXTRACT]
+    assert (line.dag_id, copy.dag_id) == ("cdc_shop", "cdc_shop_snapshot")
 
 
 def test_a_replay_only_target_is_in_the_replay_dag_alone(write_pipeline: Callable[..., Path]) -> None:
-    from lockstep_airflow.render import render
-
-    file = write_pipeline("shop")
-    second = '  - {name: new, connections: ["airflow:target_db"], replay_only: true, tables: {"*": {}}}\n'
-    file.write_text(file.read_text() + second)
+    file = write_pipeline("shop", targets=[TARGET, TARGET | {"name": "new", "replay_only": True}])
     line, _, replay, _ = dag_specs(config.load(file), file)
     assert (line.targets, replay.targets) == (("main",), ("main", "new"))
     assert [task.kind for task in replay.tasks][:2] == [TaskKind.REPLAN, TaskKind.SPARK]
@@ -63,9 +60,7 @@ def test_a_replay_only_target_is_in_the_replay_dag_alone(write_pipeline: Callabl
 
 
 def test_tags_tell_the_pipelines_from_what_is_triggered_by_hand(write_pipeline: Callable[..., Path]) -> None:
-    from lockstep_airflow.render import render
-
-    file = write_pipeline("shop", more="retention: {keep: 30d}\n")
+    file = write_pipeline("shop", retention="keep: 30d")
     dags = [render(spec) for spec in dag_specs(config.load(file), file)]
     assert {dag.dag_id: dag.tags for dag in dags} == {
         "cdc_shop": {"lockstep", "lockstep:pipeline", "shop"},
@@ -77,44 +72,18 @@ def test_tags_tell_the_pipelines_from_what_is_triggered_by_hand(write_pipeline: 
     assert all(dag.description and dag.doc_md and dag.doc_md != dag.description for dag in dags)
 
 
-def test_a_pipeline_without_targets_has_no_replay(write_pipeline: Callable[..., Path]) -> None:
-    file = write_pipeline("shop")
-    file.write_text(file.read_text().partition("targets:")[0])
-    assert [spec.dag_id for spec in dag_specs(config.load(file), file)] == ["cdc_shop", "cdc_shop_snapshot"]
-
-
 def test_retention_gives_a_dag_of_its_own_with_its_schedule(write_pipeline: Callable[..., Path]) -> None:
-    from lockstep_airflow.render import render
-
-    file = write_pipeline("shop", more="retention: {keep: 30d, schedule: '0 5 * * *'}\n")
+    file = write_pipeline("shop", retention="keep: 30d, schedule: '0 5 * * *'")
     specs = dag_specs(config.load(file), file)
-    assert [spec.dag_id.removeprefix("cdc_shop") for spec in specs] == [
-        "", "_snapshot", "_replay", "_retention", "_verify",
-    ]  # fmt: skip
     dag = render(specs[3])
     assert [(task.task_id, task.upstream_task_ids) for task in dag.tasks] == [("purge", set()), ("sweep", {"purge"})]
     assert (specs[3].schedule, type(dag.timetable)) == ("0 5 * * *", type(render(specs[0]).timetable))
 
 
-def test_a_pipeline_that_isolates_tables_has_a_dag_that_lets_them_in_again(write_pipeline: Callable[..., Path]) -> None:
-    from lockstep_airflow.render import render
-
-    file = write_pipeline("shop", on_unreadable="isolate")
-    specs = dag_specs(config.load(file), file)
-    assert [spec.dag_id.removeprefix("cdc_shop") for spec in specs] == [
-        "", "_snapshot", "_replay", "_readmit", "_verify",
-    ]  # fmt: skip
-    dag = render(specs[3])
-    assert ([task.task_id for task in dag.tasks], specs[3].schedule) == (["readmit"], None)
-    assert dag.params.get_param("source").schema["enum"] == ["shop_db"]
-
-
 def test_existing_rows_are_copied_by_a_dag_of_their_own_that_the_pipeline_starts_only_if_the_file_says_so(
     write_pipeline: Callable[..., Path],
 ) -> None:
-    from lockstep_airflow.render import render
-
-    file = write_pipeline("shop", more="snapshot: {mode: initial}\n")
+    file = write_pipeline("shop", snapshot="mode: initial")
     line, snapshot, *_ = dag_specs(config.load(file), file)
     start = render(line).get_task("snapshot")
     assert (start.upstream_task_ids, start.downstream_task_ids) == ({"extract"}, set())
@@ -127,7 +96,7 @@ def test_existing_rows_are_copied_by_a_dag_of_their_own_that_the_pipeline_starts
     assert (dag.is_paused_upon_creation, dag.max_active_runs, snapshot.schedule) == (False, 1, None)
     for task_id in ("copy", "stage"):
         task = dag.get_task(task_id)
-        assert task.expand_input.value == {"source": ["shop_db"]}
+        assert task.expand_input.value == {"subject": ["shop_db"]}
         assert (task.partial_kwargs["mode"], task.trigger_rule) == ("reschedule", "none_failed")
     dag.params.validate()
     assert dag.params.get_param("source").schema["enum"] == [None, "shop_db"]
@@ -138,8 +107,6 @@ def test_existing_rows_are_copied_by_a_dag_of_their_own_that_the_pipeline_starts
 def test_targets_are_verified_by_a_dag_of_their_own_that_nothing_starts_unless_the_file_says_so(
     write_pipeline: Callable[..., Path],
 ) -> None:
-    from lockstep_airflow.render import render
-
     file = write_pipeline("shop")
     spec = dag_specs(config.load(file), file)[-1]
     assert (spec.dag_id, spec.schedule) == ("cdc_shop_verify", None)
@@ -148,13 +115,13 @@ def test_targets_are_verified_by_a_dag_of_their_own_that_nothing_starts_unless_t
         assert (dag.get_task(task).upstream_task_ids, dag.get_task(task).partial_kwargs["mode"]) == (
             upstream, "reschedule",
         )  # fmt: skip
-        assert dag.get_task(task).expand_input.value == {"target": ["main"]}
+        assert dag.get_task(task).expand_input.value == {"subject": ["main"]}
     # The failure of one target's verification must not stop the repair of another.
     assert dag.get_task("repair").trigger_rule == "all_done"
     dag.params.validate()
     assert dag.params["repair"] is False
     assert dag.params.get_param("target").schema["enum"] == [None, "main"]
-    other = write_pipeline("bank", more="verify: {schedule: '0 2 * * 0', mode: random, repair: true}\n")
+    other = write_pipeline("bank", verify="schedule: '0 2 * * 0', mode: random, repair: true")
     scheduled = dag_specs(config.load(other), other)[-1]
     assert render(scheduled).params["repair"] is True
     assert (scheduled.schedule, scheduled.tags[1]) == ("0 2 * * 0", "lockstep:housekeeping")
@@ -163,11 +130,7 @@ def test_targets_are_verified_by_a_dag_of_their_own_that_nothing_starts_unless_t
 def test_an_application_is_switched_by_a_dag_of_its_own_after_somebody_has_approved(
     write_pipeline: Callable[..., Path],
 ) -> None:
-    from jinja2 import Template
-
-    from lockstep_airflow.render import render
-
-    file = write_pipeline("shop", more="cutover: {switch_with: ./switch.sh}\n")
+    file = write_pipeline("shop", cutover="switch_with: ./switch.sh")
     spec = dag_specs(config.load(file), file)[-1]
     assert (spec.dag_id, spec.schedule) == ("cdc_shop_cutover", None)
     dag = render(spec)
@@ -178,39 +141,14 @@ def test_an_application_is_switched_by_a_dag_of_its_own_after_somebody_has_appro
     assert [task.trigger_rule for task in dag.topological_sort()] == [
         "all_success", "none_failed", "none_failed", "all_success",
     ]  # fmt: skip
-    assert dag.get_task("switch").back_file == str(file.with_name("shop_back.yaml"))
     dag.params.validate()
     assert (dag.params["direction"], dag.params["rehearse"], "target" in dag.params) == ("there", True, False)
     for found, said in (({"stopped_s": 1.46}, "for **1.5 s**"), (None, "not rehearsed")):
         ti = SimpleNamespace(xcom_pull=lambda task_ids, found=found: found)
         assert said in Template(dag.get_task("approve").body).render(ti=ti)
     assert "back?" in Template(dag.get_task("approve").subject).render(params={"direction": "back"})
-    back = write_pipeline("shop_back", more="cutover: {switch_with: ./switch.sh}\n")
+    back = write_pipeline("shop_back", cutover="switch_with: ./switch.sh")
     assert not [one for one in dag_specs(config.load(back), back) if one.dag_id.endswith("_cutover")]
-
-
-def test_a_target_with_shards_gets_another_layout_by_a_dag_of_its_own(write_pipeline: Callable[..., Path]) -> None:
-    from lockstep_airflow.render import render
-
-    file = write_pipeline("shop")
-    assert not [one for one in dag_specs(config.load(file), file) if one.dag_id.endswith("_reshard")]
-    sharded = '{"*": {database: "s_{d}", sharding: {key: id, databases: 2, tables: 1}}}'
-    file.write_text(file.read_text().replace('{"*": {}}', sharded))
-    spec = dag_specs(config.load(file), file)[-1]
-    assert (spec.dag_id, spec.schedule) == ("cdc_shop_reshard", None)
-    dag = render(spec)
-    assert {task.task_id: task.upstream_task_ids for task in dag.tasks} == {
-        "plan": set(), "fill": {"plan"}, "verify": {"fill"}
-    }  # fmt: skip
-    dag.params["layout"] = "16x16"
-    dag.params.validate()
-    for wrong in ("16", "0x4", "16x16; drop"):
-        with pytest.raises(ParamValidationError):
-            dag.params["layout"] = wrong
-    dag.params["shards"] = "0-7,12"
-    for wrong in ("", "0-", "7;12"):
-        with pytest.raises(ParamValidationError):
-            dag.params["shards"] = wrong
 
 
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:
@@ -240,11 +178,6 @@ def test_the_intervals_of_the_dag_are_the_windows_of_the_batches(
     write_pipeline: Callable[..., Path], schedule: str
 ) -> None:
     """The scheduler's own timetable, as it reads it from the stored DAG."""
-    from airflow.serialization.serialized_objects import DagSerialization
-    from airflow.timetables.base import TimeRestriction
-
-    from lockstep_airflow.render import render
-
     file = write_pipeline("shop", schedule=schedule)
     dag = render(dag_spec(config.load(file), file))
     timetable = DagSerialization.from_dict(DagSerialization.to_dict(dag)).timetable
@@ -253,8 +186,6 @@ def test_the_intervals_of_the_dag_are_the_windows_of_the_batches(
     for _ in range(50):
         moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=chance.randrange(10**6 * 86400 * 365))
         start_us, end_us = windows.containing(to_us(moment))
-        import pendulum
-
         manual = timetable.infer_manual_data_interval(run_after=pendulum.instance(from_us(end_us)))
         assert (to_us(manual.start), to_us(manual.end)) == (start_us, end_us)
         following = timetable.next_dagrun_info(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,27 +21,26 @@ from cdc_core.errors import RolledBack
 from cdc_core.meta import Cutover, Meta
 from lockstep_airflow.cutover_tasks import CutoverOperator
 from tests.dags.conftest import REPOSITORY
+from tests.dags.task_context import task_context
 
 
 @pytest.fixture
 def file(write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("SOURCE_DB", "TARGET_DB"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "mysql://u:secret@127.0.0.1:1/")
-    made = write_pipeline("shop", more="cutover: {switch_with: /bin/true}\n")
+    made = write_pipeline("shop", cutover="switch_with: /bin/true")
     assert isinstance(made, Path)
     return made
 
 
 def operator(file: Path, command: str) -> CutoverOperator:
-    back_file = str(file.with_name("shop_back.yaml"))
-    return CutoverOperator(task_id=command, file=str(file), back_file=back_file, step=command, retries=5)
+    return CutoverOperator(task_id=command, file=str(file), step=command, retries=5)
 
 
 def execute(file: Path, command: str, *, tries: int = 1, **params: Any) -> Any:
     """tries: which one of the task it is; of each clear, six are made."""
-    ti = SimpleNamespace(try_number=tries, max_tries=5 if tries < 7 else 11)
-    run = SimpleNamespace(run_after=datetime.now(UTC), start_date=None)
-    context: Any = {"params": params, "ti": ti, "dag_run": run}
+    most = 5 if tries < 7 else 11
+    context = task_context(command, asked=datetime.now(UTC), params=params, try_number=tries, max_tries=most)
     return operator(file, command).execute(context)
 
 
@@ -85,7 +83,7 @@ def test_a_retry_begins_no_cutover_after_the_one_that_was_approved_has_ended(
 ) -> None:
     """Else an application is led away after somebody has said `lockstep cutover abort`, because the task was killed."""
     run = list[Any]()
-    monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments, environ: run.append(arguments))
+    monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments: run.append(arguments))
     with Meta.open(config.load(file).meta.url, "shop", upgrade=True) as meta:
         execute(file, "switch", tries=2)  # killed before it has begun one
         lease = meta.leases.acquire("cutover:x", "test", 600)
@@ -116,7 +114,7 @@ def test_each_task_asks_for_its_command(
     file: Path, monkeypatch: pytest.MonkeyPatch, command: str, params: dict[str, str], asked: list[str]
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments, environ: seen.extend(arguments))
+    monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments: seen.extend(arguments))
     execute(file, command, **params)
     assert [Path(one).stem if one.endswith(".yaml") else one for one in seen] == asked
 
@@ -137,15 +135,15 @@ TASK = """
 import os, signal, sys
 from lockstep_airflow.cutover_tasks import CutoverOperator
 os.setpgid(0, 0)
-task = CutoverOperator(task_id="switch", file="shop.yaml", back_file="shop_back.yaml", step="switch")
+task = CutoverOperator(task_id="switch", file="shop.yaml", step="switch")
 signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
 sys.executable = sys.argv[1]
-task._run(["run", "shop.yaml"], os.environ)
+task._run(["run", "shop.yaml"])
 """
 """A task's process as Airflow has it: the leader of a group, with a handler that calls `on_kill` and returns."""
 
 
-def test_a_command_has_the_time_to_undo_itself_when_its_task_is_terminated(airflow_home: Path, tmp_path: Path) -> None:
+def test_a_command_has_the_time_to_undo_itself_when_its_task_is_terminated(tmp_path: Path) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text(SLOW.format(python=sys.executable, folder=str(tmp_path)))
     slow.chmod(0o755)

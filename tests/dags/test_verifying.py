@@ -3,10 +3,8 @@ real ones are tested beside servers in tests/integration, and in the DAG in test
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,22 +13,21 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from cdc_core import config
 from cdc_core.errors import DataAtRisk, LeaseHeld, Paused, RetryLater
 from cdc_core.meta import Meta
-from cdc_core.model.windows import parse_moment
 from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.operations.repair import repairer
 from cdc_core.operations.repair.repairer import Result
 from cdc_core.operations.verify import verifier
-from cdc_core.operations.verify.comparison import DifferenceKind, Side
+from cdc_core.operations.verify.comparison import DifferenceKind
 from cdc_core.operations.verify.judgement import Wrong
-from cdc_core.operations.verify.lease import verifier_lease
 from cdc_core.operations.verify.modes import Mode
-from cdc_core.operations.verify.results import Finding, TableResult, Verified
-from cdc_core.operations.verify.verify_job import VerifyJob
+from cdc_core.operations.verify.results import Finding, TableResult, VerifyReport
+from cdc_core.operations.verify.verify_job import VerifyJob, verifier_lease
+from tests.dags.task_context import task_context
 
 
 @pytest.fixture
 def file(write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = write_pipeline("shop", more="verify: {mode: count}\n")
+    made = write_pipeline("shop", verify="mode: count")
     for name in ("SOURCE_DB", "TARGET_DB"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "mysql://u:p@127.0.0.1:1/")
     with Meta.open(config.load(made).meta.url, "shop", upgrade=True):
@@ -41,21 +38,19 @@ def file(write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
 def poke(file: Path, of: str = "main", **params: Any) -> Any:
     from lockstep_airflow.verify_tasks import VerifySensor
 
-    task = VerifySensor(task_id="verify", file=str(file), target=of)
-    ti = SimpleNamespace(dag_id="cdc_shop_verify", run_id="r", task_id="verify", map_index=0, try_number=1)
-    run = SimpleNamespace(run_after=parse_moment("2026-01-01T00:00:00Z"), start_date=None)
-    return task.poke({"params": params, "ti": ti, "dag_run": run})  # type: ignore[typeddict-item]
+    task = VerifySensor(task_id="verify", file=str(file), subject=of)
+    return task.poke(task_context("verify", params=params))
 
 
 def finds(monkeypatch: pytest.MonkeyPatch, **result: Any) -> list[VerifyJob]:
     asked: list[VerifyJob] = []
 
-    def verify(job: VerifyJob, tables: Any) -> Verified:
+    def verify(job: VerifyJob, tables: Any) -> VerifyReport:
         asked.append(job)
         if "raises" in result:
             raise result["raises"]
-        found = TableResult("orders", mode=job.mode, source=Side(5, ""), target=Side(5, ""), **result)
-        return Verified((found,), 0, 0)
+        found = TableResult("orders", mode=job.mode, source_rows=5, target_rows=5, **result)
+        return VerifyReport(job.target.name, job.mode, (found,))
 
     monkeypatch.setattr(verifier, "verify", verify)
     return asked
@@ -96,7 +91,7 @@ def test_what_could_not_be_judged_is_retried(file: Path, monkeypatch: pytest.Mon
 def test_it_waits_for_another_verifier_and_while_reading_is_paused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = finds(monkeypatch, raises=Paused("Paused.", remedy="resume"))
     assert not poke(file).is_done
-    with open_pipeline(config.load(file), os.environ) as other, verifier_lease(other, "main"):
+    with open_pipeline(config.load(file)) as other, verifier_lease(other, "main"):
         assert not poke(file).is_done
     assert len(asked) == 1
 
@@ -132,18 +127,13 @@ class Repairs:
     def poke(self, of: str = "main", **params: Any) -> Any:
         from lockstep_airflow.verify_tasks import RepairSensor
 
-        task = RepairSensor(task_id="repair", file=str(self.file), target=of, connection="spark_default")
-        ti = SimpleNamespace(
-            dag_id="cdc_shop_verify", run_id="r", task_id="repair", map_index=0, try_number=1,
-            xcom_pull=lambda **_: self.xcom,
-        )  # fmt: skip
-        run = SimpleNamespace(run_after=parse_moment("2026-01-01T00:00:00Z"), start_date=None)
-        return task.poke({"params": params, "ti": ti, "dag_run": run})  # type: ignore[typeddict-item]
+        task = RepairSensor(task_id="repair", file=str(self.file), subject=of, connection="spark_default")
+        return task.poke(task_context("repair", params=params, xcom_pull=lambda **_: self.xcom))
 
 
 FINDING = Finding("0f3a", "orders", DifferenceKind.DIFFERS, Wrong.TARGET, {"id": "7"}, {}, 1, 1)
-FOUND = TableResult("orders", source=Side(5, ""), target=Side(5, ""), found={Wrong.TARGET: 1}, findings=(FINDING,))
-EQUAL = TableResult("orders", source=Side(1, ""), target=Side(1, ""))
+FOUND = TableResult("orders", source_rows=5, target_rows=5, found={Wrong.TARGET: 1}, findings=(FINDING,))
+EQUAL = TableResult("orders", source_rows=1, target_rows=1)
 ASKED = {"mode": "ordered", "repair": True}
 
 
@@ -179,7 +169,7 @@ def test_nothing_is_repaired_that_nobody_asked_for(repairs: Repairs, monkeypatch
 
 
 def test_the_file_says_whether_a_scheduled_run_repairs(repairs: Repairs) -> None:
-    repairs.file.write_text(repairs.file.read_text().replace("{mode: count}", "{repair: true}"))
+    repairs.file.write_text(repairs.file.read_text().replace("mode: count", "repair: true"))
     assert repairs.verify()["differences"] == 1
     assert repairs.poke().is_done
     with pytest.raises(AirflowSkipException, match="does not repair"):
@@ -202,7 +192,6 @@ def test_what_a_repair_leaves_fails_at_once_and_what_passes_by_itself_is_retried
     before = {"orders": FOUND}
     for done, code in (
         (Result(before, {"orders": FOUND}), "verify.differs"),
-        (Result(before, {"orders": FOUND}, newer={"orders": ("7",)}), "repair.newer"),
         (DataAtRisk("Too many.", code="repair.limit", remedy="look"), "repair.limit"),
     ):
         repairs.done = done
@@ -220,7 +209,7 @@ def test_what_a_repair_leaves_fails_at_once_and_what_passes_by_itself_is_retried
         repairs.done = kind("Wait.", remedy="wait")
         assert not repairs.poke(**ASKED).is_done
     asked = len(repairs.asked)
-    with open_pipeline(config.load(repairs.file), os.environ) as other, verifier_lease(other, "main"):
+    with open_pipeline(config.load(repairs.file)) as other, verifier_lease(other, "main"):
         assert not repairs.poke(**ASKED).is_done
     assert len(repairs.asked) == asked
 

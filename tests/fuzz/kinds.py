@@ -163,7 +163,7 @@ def any_kind(chance: random.Random, collations: Sequence[str]) -> Kind:
     make = chance.choice(
         [integer, integer, decimal, real, moment, moment, text, text, text, binary, label, bit, document, spot]
     )
-    return make(chance, collations) if make is text else make(chance)  # type: ignore[operator]
+    return make(chance, collations) if make is text else make(chance)
 
 
 def shown(base: str, column: str) -> str:

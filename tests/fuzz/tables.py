@@ -178,6 +178,8 @@ def redefine(chance: random.Random, table: Table) -> str:
     free = [one for one in table.written if one.name not in table.keyed and not _is_used(table, one)]
     if way == "add" or not free:
         added = new_column(chance, table)
+        if added.kind.base == "geometry":  # MariaDB gives old rows an empty value, which MySQL takes for no geometry
+            added.options = added.options.replace(" NOT NULL", "")
         place = chance.choice(["", " FIRST", f" AFTER {name(chance.choice(table.columns).name)}"])
         table.columns.append(added)
         return f"ALTER TABLE {table.sql} ADD COLUMN {added.definition}{place}"

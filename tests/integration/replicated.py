@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-import time
-import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import pymysql
 import pytest
 
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.sql_server import SqlServer
+from tests.lab.databases import drop_database, fresh_name
+from tests.lab.waiting import wait_until
 
-PATIENCE_S = 60
 REPLICATED = {"log-slave-updates": None, "gtid-domain-id": "0"}
+CHANGED = {
+    "mariadb": ("SET GLOBAL slave_parallel_threads = DEFAULT", "SET GLOBAL replicate_ignore_table = ''",
+                "SET GLOBAL slave_exec_mode = STRICT"),
+    "mysql": ("SET GLOBAL replica_preserve_commit_order = ON", "SET GLOBAL replica_exec_mode = STRICT",
+              "CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = ()"),
+}  # fmt: skip
+"""Sets back what tests change of servers."""
 
 
-def run(server: SqlServer, *statements: str, database: str | None = None) -> list[tuple[Any, ...]]:
-    with server.connect(database, autocommit=True) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-        return list(cursor.fetchall())
+@contextmanager
+def semi_synchronous(server: SqlServer) -> Iterator[None]:
+    """Until the block ends, a commit is logged, and then waits for a replica that does not come."""
+    switch = "rpl_semi_sync_master" if server.mariadb else "rpl_semi_sync_source"
+    if server.mariadb:
+        server.run("SET GLOBAL rpl_semi_sync_master_wait_point = 'AFTER_SYNC'")
+    elif not server.run(f"SELECT 1 FROM information_schema.PLUGINS WHERE PLUGIN_NAME = '{switch}'"):
+        server.run(f"INSTALL PLUGIN {switch} SONAME 'semisync_source.so'")
+    server.run(f"SET GLOBAL {switch}_timeout = 600000", f"SET GLOBAL {switch}_enabled = ON")
+    try:
+        yield
+    finally:
+        server.run(f"SET GLOBAL {switch}_enabled = OFF")
 
 
 @dataclass
@@ -32,38 +47,54 @@ class Pair:
     primary: SqlServer
     replica: SqlServer
     gtids: bool = True
-    name: str = field(default_factory=lambda: f"f_{uuid.uuid4().hex[:10]}")
+    name: str = field(default_factory=fresh_name)
 
     def replicate(self) -> None:
         p = self.primary
         to = f"HOST='{p.host}', {{0}}_PORT={p.port}, {{0}}_USER='root', {{0}}_PASSWORD='{p.password}'"
         if self.flavor == "mariadb":
-            run(self.replica, f"CHANGE MASTER TO MASTER_{to.format('MASTER')}, MASTER_USE_GTID=slave_pos, "
+            self.replica.run(f"CHANGE MASTER TO MASTER_{to.format('MASTER')}, MASTER_USE_GTID=slave_pos, "
                 "MASTER_SSL_VERIFY_SERVER_CERT=0", "START SLAVE")  # fmt: skip
         else:
             auto = "SOURCE_AUTO_POSITION=1" if self.gtids else "SOURCE_LOG_FILE='binlog.000001', SOURCE_LOG_POS=4"
-            run(self.replica, f"CHANGE REPLICATION SOURCE TO SOURCE_{to.format('SOURCE')}, {auto}, "
+            self.replica.run(f"CHANGE REPLICATION SOURCE TO SOURCE_{to.format('SOURCE')}, {auto}, "
                 "GET_SOURCE_PUBLIC_KEY=1", "START REPLICA")  # fmt: skip
+
+    def begin(self, rows: int = 0) -> None:
+        """As if both servers had just been set up, with an empty log: the replica follows, and has the table `t`."""
+        words = {"mariadb": ("SLAVE", "RESET MASTER"), "mysql": ("REPLICA", "RESET BINARY LOGS AND GTIDS")}
+        word, reset = words[self.flavor]
+        for server in (self.replica, self.primary):
+            if server.pid is None:
+                server.restart()
+            server.run(f"STOP {word}", f"RESET {word} ALL", *CHANGED[self.flavor])
+            drop_database(server, self.name)
+            server.run("DROP USER IF EXISTS poor", reset)
+            if self.flavor == "mariadb":
+                server.run("SET GLOBAL gtid_slave_pos = ''")
+        self.name = fresh_name()
+        self.replicate()
+        self.primary.run(f"CREATE DATABASE {self.name}", f"CREATE TABLE {self.name}.t (id INT PRIMARY KEY, v INT)")
+        write(self.primary, self.name, 1, rows)
+        self.caught_up()
 
     def executed(self, server: SqlServer) -> str:
         question = "SELECT @@GLOBAL.gtid_binlog_pos" if self.flavor == "mariadb" else "SELECT @@GLOBAL.gtid_executed"
-        return str(run(server, question)[0][0])
+        return str(server.run(question)[0][0])
 
     def caught_up(self) -> None:
-        give_up_s = time.monotonic() + PATIENCE_S
-        newest = run(self.primary, "SELECT COALESCE(MAX(id), 0) FROM t", database=self.name)
-        while True:
-            try:
-                if run(self.replica, "SELECT COALESCE(MAX(id), 0) FROM t", database=self.name) == newest:
-                    return
-            except pymysql.err.MySQLError:
-                pass
-            assert time.monotonic() < give_up_s, "the replica does not follow"
-            time.sleep(0.05)
+        newest = self.primary.run("SELECT COALESCE(MAX(id), 0) FROM t", database=self.name)
+
+        def has_newest() -> bool:
+            with suppress(pymysql.err.MySQLError):
+                return self.replica.run("SELECT COALESCE(MAX(id), 0) FROM t", database=self.name) == newest
+            return False
+
+        wait_until(has_newest)
 
     def promote(self) -> None:
         word = "SLAVE" if self.flavor == "mariadb" else "REPLICA"
-        run(self.replica, f"STOP {word}", f"RESET {word} ALL")
+        self.replica.run(f"STOP {word}", f"RESET {word} ALL")
 
     def close(self) -> None:
         self.primary.close()

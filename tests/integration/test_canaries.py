@@ -5,22 +5,18 @@ from __future__ import annotations
 
 import io
 import logging
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from cdc_core.cli.app import app
-from cdc_core.config import parse
 from cdc_core.errors import LockstepError
-from cdc_core.meta import Meta
-from cdc_core.operations.extract import Extractor
-from tests.lab.opened import opened as open_for
+from examples.sandbox.sql_server import SqlServer
+from tests.lab.lab import Lab
+from tests.lab.origin import Origin
 from tests.lab.refusals import refusal
 from tests.lab.target_rows import shop, target_table
 
@@ -29,51 +25,14 @@ CANARY = "c4n4ry"
 NUMBER = "739173"
 
 
-@dataclass(frozen=True)
-class Source:
-    sql: Any
-    name: str
-
-    def execute(self, *statements: str, session: str = "") -> None:
-        with self.sql.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
-            for statement in filter(None, (session, *statements)):
-                cursor.execute(statement)
+COLUMNS = "columns: {salt: env:SALT, mask: ['.*[.](email|born|code)'], exclude: ['.*[.]hidden']}"
 
 
-@pytest.fixture(params=["mariadb", "mysql9"])
-def source(request: pytest.FixtureRequest) -> Iterator[Source]:
-    made = Source(request.getfixturevalue(request.param), f"c_{uuid.uuid4().hex[:10]}")
-    with made.sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {made.name}")
-        cursor.execute(f"CREATE USER {made.name}@'%' IDENTIFIED BY '{CANARY}-password'")
-        cursor.execute(f"GRANT ALL ON *.* TO {made.name}@'%'")
-    yield made
-    with made.sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"DROP DATABASE {made.name}")
-        cursor.execute(f"DROP USER {made.name}")
-
-
-PIPELINE = """
-pipeline: shop
-sources: [{{name: shop, connection: env:SOURCE, server_id: 79, heartbeat_s: 1, read_timeout_s: 10, reconnect_s: 1,
-           start: {{position: {{file: {file}, offset: {offset}}}}}}}]
-tables:
-  include: ['{name}\\..*']
-  on_unreadable: {on_unreadable}
-  on_unlogged_change: {on_unlogged}
-  columns:
-    salt: env:SALT
-    mask: ['.*\\.(email|born|code)']
-    exclude: ['.*\\.hidden']
-stage: {{uri: {stage}}}
-meta: {{url: "sqlite:///{meta}"}}
-"""
-
-
-def change(source: Source) -> None:
+def change(origin: Origin) -> None:
     """Masked columns of every operation, images before, masked keys, texts that no type holds, and statements."""
     rows = "id INT PRIMARY KEY, email VARCHAR(60), hidden VARCHAR(60), born DATE, n INT"
-    source.execute(
+    origin.execute(
+        "SET sql_mode = ''",
         f"CREATE TABLE t ({rows})",
         "CREATE TABLE k (code VARCHAR(60) PRIMARY KEY, n INT)",
         f"CREATE TABLE s ({rows})",
@@ -83,10 +42,10 @@ def change(source: Source) -> None:
         "DELETE FROM t WHERE id = 2",
         f"INSERT INTO k VALUES ('{CANARY}-key', 1)",
         f"UPDATE k SET code = '{CANARY}-other-key'",
-        session="SET sql_mode = ''",
+        "SET sql_mode = 'ALLOW_INVALID_DATES'",
+        "INSERT INTO t (id, born) VALUES (7, '2024-02-31')",
     )
-    source.execute("INSERT INTO t (id, born) VALUES (7, '2024-02-31')", session="SET sql_mode = 'ALLOW_INVALID_DATES'")
-    source.execute(
+    origin.execute(
         f"ALTER TABLE t ADD note VARCHAR(60) DEFAULT '{CANARY}-default' COMMENT '{CANARY}-comment'",
         f"ALTER TABLE t ADD e ENUM('{CANARY}-member', 'b')",
         f"ALTER TABLE t ADD num INT DEFAULT {NUMBER}",
@@ -95,9 +54,8 @@ def change(source: Source) -> None:
         f"CREATE TABLE far (a INT) CONNECTION='mysql://u:{CANARY}-connection@h/d/t'",
         f"CREATE TABLE made AS SELECT 1 AS a, '{CANARY}-made' AS email",
         "TRUNCATE TABLE k",
-    )
-    source.execute(
-        f"INSERT INTO s (id, email) VALUES ({NUMBER}, '{CANARY}-statement')", session="SET binlog_format = 'STATEMENT'"
+        "SET binlog_format = 'STATEMENT'",
+        f"INSERT INTO s (id, email) VALUES ({NUMBER}, '{CANARY}-statement')",
     )
 
 
@@ -119,44 +77,36 @@ def seen(texts: Iterator[tuple[str, bytes]], *marks: str) -> list[str]:
 
 @pytest.mark.parametrize(("on_unreadable", "on_unlogged"), [("isolate", "record"), ("stop", "stop")])
 def test_no_masked_value_and_no_password_is_in_anything_that_is_written_or_said(
-    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-    on_unreadable: str, on_unlogged: str,
+    origin: Origin, make_line: Callable[..., Lab], tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, on_unreadable: str, on_unlogged: str,
 ) -> None:  # fmt: skip
-    with source.sql.connect() as connection, connection.cursor() as cursor:
-        cursor.execute("SHOW BINARY LOGS")
-        file, offset = cursor.fetchall()[-1][:2]
-    change(source)
-    stage, meta = tmp_path / "stage", tmp_path / "meta.db"
-    text = PIPELINE.format(
-        file=file, offset=offset, name=source.name, stage=stage.as_uri(), meta=meta, on_unreadable=on_unreadable,
-        on_unlogged=on_unlogged,
-    )  # fmt: skip
-    (tmp_path / "shop.yaml").write_text(text)
+    policies = f"on_unreadable: {on_unreadable}, on_unlogged_change: {on_unlogged}"
+    user = origin.name
+    origin.execute(f"CREATE USER {user}@'%' IDENTIFIED BY '{CANARY}-password'", f"GRANT ALL ON *.* TO {user}@'%'")
+    line = make_line(source="read_timeout_s: 10, reconnect_s: 1", tables=f"{policies}, {COLUMNS}")
+    change(origin)
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    environ = {
-        "SOURCE": f"mysql://{source.name}:{CANARY}-password@127.0.0.1:{source.sql.port}",
-        "SALT": f"{CANARY}-salt",
-    }
+    line.environ |= {
+        "SOURCE": f"mysql://{user}:{CANARY}-password@127.0.0.1:{origin.sql.port}", "SALT": f"{CANARY}-salt",
+    }  # fmt: skip
     caplog.set_level(logging.DEBUG)
     said = io.StringIO()
-    pipeline = parse(text, where="shop.yaml")
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as opened:
-        try:
-            with Extractor(open_for(pipeline, opened, environ), "shop") as extractor:
-                extractor.drain()
-        except LockstepError as error:
-            assert on_unreadable == "stop"
-            said.write(f"{error}\n{error!r}")
-    runner = CliRunner(env=environ)
+    try:
+        line.extract()
+    except LockstepError as error:
+        assert on_unreadable == "stop"
+        said.write(f"{error}\n{error!r}")
+    runner = CliRunner(env=line.environ)
     for command in (["status"], ["stage", "ls"], ["stage", "isolated"], ["stage", "verify", "--deep"], ["check"]):
         for json in ([], ["--json"]) if command[0] == "status" else ([],):
-            done = runner.invoke(app, ["-vv", "--debug", *command, str(tmp_path / "shop.yaml"), *json])
+            done = runner.invoke(app, ["-vv", "--debug", *command, str(line.file), *json])
             said.write(f"{done.output}\n{done.exception!r}\n")
+    origin.execute(f"DROP USER {user}")
     here = [("said", said.getvalue().encode()), ("log", caplog.text.encode()), *written(tmp_path)]
     if on_unlogged == "record":
-        assert any(path.suffix == ".parquet" for path in stage.rglob("*")), "something was staged"
+        assert any(path.suffix == ".parquet" for path in (tmp_path / "stage").rglob("*")), "something was staged"
     # Values of columns that are not masked, and members of an ENUM, are data: they are on the stage, and only there.
     rows = [one for one in here if one[0].endswith((".parquet", ": rows", ": schema", ".json"))]
     others = [one for one in here if one not in rows]
@@ -166,11 +116,8 @@ def test_no_masked_value_and_no_password_is_in_anything_that_is_written_or_said(
     assert seen(iter(rows), *masked, "1991, 7, 3", "2024-02-31") == []
 
 
-@pytest.mark.parametrize("server", ["mariadb_target", "mysql9"])
-def test_a_row_that_a_target_does_not_take_is_named_by_its_key_alone(
-    server: str, request: pytest.FixtureRequest
-) -> None:
-    with target_table(request.getfixturevalue(server)) as table:
+def test_a_row_that_a_target_does_not_take_is_named_by_its_key_alone(server: SqlServer) -> None:
+    with target_table(server) as table:
         table.query(f"ALTER TABLE {table.facts.name} MODIFY code VARCHAR(20) NOT NULL")
         table.write([shop("u", 1, CANARY, 1, 10)])
         same = refusal(lambda: table.write([shop("u", 2, CANARY, 1, 10)]))

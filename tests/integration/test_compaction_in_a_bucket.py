@@ -23,7 +23,7 @@ from examples.sandbox.s3 import S3Server
 from tests.lab.made_blocks import Made
 from tests.lab.made_line import Line
 from tests.lab.opened import opened_line
-from tests.unit.apply.test_compaction import HOUR_US, Staged, insert, killing
+from tests.unit.operations.apply.test_compact import HOUR_US, Staged, insert, killing
 
 
 @dataclass
@@ -50,8 +50,8 @@ class InBucket:
 
 @contextmanager
 def in_bucket(server: S3Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InBucket]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+    for name, value in server.keys.items():
+        monkeypatch.setenv(name, value)
     uri = f"s3://{server.create_bucket(f'stage-{uuid.uuid4().hex}')}/x"
     folder.mkdir(exist_ok=True)
     line = Line.open(folder)

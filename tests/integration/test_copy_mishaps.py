@@ -14,17 +14,14 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.errors import RetryLater
-from cdc_core.meta import Meta
-from cdc_core.operations.apply.retention import purge
-from cdc_core.operations.copy import copier, pace
+from cdc_core.operations.copy import chunks, copier
 from cdc_core.results import TableReader
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.layout import SNAPSHOT
 from examples.sandbox.mariadb import MariaDb
-from tests.integration.one_server import ONE_SERVER
-from tests.integration.test_snapshot import at_source, in_stage, read, stage
+from tests.integration.one_server import FIRST_MARIADB
+from tests.lab.copying import copy, is_equal, read, stage
 from tests.lab.lab import Lab
-from tests.lab.opened import opened
 from tests.lab.origin import Origin
 
 MIB = 1 << 20
@@ -32,11 +29,9 @@ MIB = 1 << 20
 
 def with_table(make_line: Callable[..., Lab], definition: str, *statements: str, **options: str) -> Lab:
     """A pipeline that begins after the rows of its one table `t`, and reads it with one reader."""
-    first = make_line(**options)
-    first.origin.execute(f"CREATE TABLE t ({definition})", *statements)
-    line = make_line(**options)
-    limits = line.pipeline.snapshot.model_copy(update={"readers": 1})
-    line.pipeline = line.pipeline.model_copy(update={"snapshot": limits})
+    line = make_line(snapshot="readers: 1", **options)
+    line.origin.execute(f"CREATE TABLE t ({definition})", *statements)
+    line.begin_now()
     line.drain()
     return line
 
@@ -50,7 +45,7 @@ def whole_once(line: Lab, table: str = "t") -> None:
     """The stage has the table, each chunk once and no file besides."""
     line.drain()
     stage(line)
-    assert in_stage(line, table) == at_source(line, table)
+    is_equal(line, table)
     chunks = [chunk for one in line.chain for chunk in one.chunks]
     assert len({one.number for one in chunks}) == len(chunks)
     assert manifests.verify(line.store, "shop", deep=True) == []
@@ -72,18 +67,18 @@ def at_first(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, happens: Calla
         yield met
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_a_reader_that_is_killed_at_the_server_inside_a_chunk_of_large_rows_reads_the_chunk_again(
     make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three rows of 24 MiB are one chunk, which ends in the middle the first time."""
+    """Three rows of 12 MiB are one chunk, which ends in the middle the first time."""
     control = make_line().origin
     [[limit]] = asked(control, "SELECT @@GLOBAL.max_allowed_packet")
     control.execute_on_server(f"SET GLOBAL max_allowed_packet = {256 * MIB}")
     try:
         line = with_table(
             make_line, "id INT PRIMARY KEY, b LONGBLOB",
-            *(f"INSERT INTO t VALUES ({n}, REPEAT('{n}', {24 * MIB}))" for n in range(3)),
+            *(f"INSERT INTO t VALUES ({n}, REPEAT('{n}', {12 * MIB}))" for n in range(3)),
         )  # fmt: skip
 
         before, met = TableReader.batches, list[int]()
@@ -109,10 +104,9 @@ def test_a_reader_that_is_killed_at_the_server_inside_a_chunk_of_large_rows_read
 
 @pytest.mark.matrix
 def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 40)
+    monkeypatch.setattr(chunks, "chunk_rows", lambda size_bytes, row_bytes: 40)
     with MariaDb.start(server_id=61) as server:
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE restarted")
+        server.run("CREATE DATABASE restarted")
         origin = Origin(server, "restarted")
         line = with_table(
             lambda **options: Lab(tmp_path, origin, **options), "id INT PRIMARY KEY, v INT",
@@ -132,14 +126,13 @@ def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monke
             with pytest.raises(RetryLater):
                 read(line)
         origin.execute("UPDATE t SET v = -v WHERE id % 2", "DELETE FROM t WHERE id > 190")
-        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            kept = {one.chunk.number for one in meta.copies.chunks("shop")}
+        kept = {one.chunk.number for one in line.meta.copies.chunks("shop")}
         assert set(read_before[:2]) <= kept
         read(line)
         whole_once(line)
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_a_disk_that_is_full_inside_a_copy_costs_the_chunk_and_no_more(
     make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,39 +157,11 @@ def test_a_disk_that_is_full_inside_a_copy_costs_the_chunk_and_no_more(
     assert listed == {part.path for one in line.chain if one.copied for part in one.parts}
 
 
-@ONE_SERVER
-def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
-    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 7)
-    line = with_table(make_line, "id INT PRIMARY KEY, v INT", *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(40)))
-    calls: list[int] = []
-    chunk = copier._ChunkReader._read
-
-    def beside_a_purge(self: Any, table: Any, copy: Any, planned: Any) -> None:
-        calls.append(planned.number)
-        line.origin.execute(f"UPDATE t SET v = v + 1 WHERE id % 3 = {planned.number % 3}")
-        line.drain()
-        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61)
-        chunk(self, table, copy, planned)
-
-    monkeypatch.setattr(copier._ChunkReader, "_read", beside_a_purge)
-    read(line)
-    assert len(calls) > 4
-    whole_once(line)
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61)
-    line.origin.execute("UPDATE t SET v = 0 WHERE id = 1")
-    line.drain()
-    assert manifests.verify(line.store, "shop", deep=True) == []
-
-
-@ONE_SERVER
+@FIRST_MARIADB
 def test_a_table_that_is_renamed_between_plan_and_read_is_copied_under_its_new_name(
     make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 10)
+    monkeypatch.setattr(chunks, "chunk_rows", lambda size_bytes, row_bytes: 10)
     line = with_table(
         make_line, "id INT PRIMARY KEY, v INT", *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(30)),
         tables="on_unlogged_change: resync",
@@ -209,9 +174,6 @@ def test_a_table_that_is_renamed_between_plan_and_read_is_copied_under_its_new_n
         read(line)
     for _ in range(2):
         line.drain()
-        read(line)
-        line.drain()
-        stage(line)
-    assert in_stage(line, "u") == at_source(line, "u")
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        assert (meta.copies.chunks("shop"), meta.copies.find("shop")) == ((), ())
+        copy(line)
+    is_equal(line, "u")
+    assert (line.meta.copies.chunks("shop"), line.meta.copies.find("shop")) == ((), ())

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from cdc_core import config
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta
 from cdc_core.meta.rollouts import DONE, OPEN
@@ -26,11 +25,12 @@ from cdc_core.operations.ddl.rollout import Decided, Options, RolloutWork, decid
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stores import open_stage
 from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
-from tests.integration.one_server import ONE_SERVER
-from tests.integration.test_target_create import run
+from tests.integration.one_server import FIRST_MARIADB, ON_MYSQL
 from tests.lab.forked_commands import ROOT
 from tests.lab.made_batches import manifest, schema
 from tests.lab.opened import opened
+from tests.lab.pipeline_file import made_pipeline, target
+from tests.lab.shell import export
 
 ADD = """
 -- migrate:up
@@ -52,7 +52,7 @@ class Shards:
     work: RolloutWork
 
     def on(self, *statements: str) -> list[tuple[Any, ...]]:
-        return run(self.server, None, *statements)
+        return self.server.run(*statements)
 
     @property
     def names(self) -> list[str]:
@@ -91,33 +91,20 @@ class Shards:
 @pytest.fixture
 def shards(any_server: Any, tmp_path: Path) -> Iterator[Shards]:
     name = f"t_{uuid.uuid4().hex[:10]}"
-    run(any_server, None, f"CREATE DATABASE {name}", f"CREATE TABLE {name}.orders ({COLUMNS})")
+    any_server.run(f"CREATE DATABASE {name}", f"CREATE TABLE {name}.orders ({COLUMNS})")
     for d in range(4):
-        run(any_server, None, f"CREATE DATABASE {name}_{d}")
-        run(any_server, None, *(f"CREATE TABLE {name}_{d}.orders_{t} ({COLUMNS})" for t in range(4)))
-    text = f"""
-pipeline: shop
-sources: [{{name: one, connection: env:SERVER, server_id: 77}}]
-tables: {{include: ['{name}\\.orders']}}
-routes:
-  - {{match: '{name}\\.orders', to: orders}}
-stage: {{uri: file://{tmp_path}/stage}}
-meta: {{url: sqlite:///{tmp_path}/meta.db}}
-targets:
-  - name: shards
-    connections: [env:SERVER]
-    tables:
-      orders:
-        database: '{name}_{{d}}'
-        table: 'orders_{{t}}'
-        sharding: {{key: id, databases: 4, tables: 4}}
-"""
-    pipeline = config.parse(text, where="test")
+        any_server.run(f"CREATE DATABASE {name}_{d}")
+        any_server.run(*(f"CREATE TABLE {name}_{d}.orders_{t} ({COLUMNS})" for t in range(4)))
+    rule = {"database": f"{name}_{{d}}", "table": "orders_{t}", "sharding": {"key": "id", "databases": 4, "tables": 4}}
+    pipeline = made_pipeline(
+        tmp_path, name, source="name: one, connection: env:SERVER", tables=f"include: ['{name}[.]orders']",
+        targets=[target("shards", "env:SERVER", {"orders": rule})],
+    )  # fmt: skip
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         yield Shards(
             any_server, name, RolloutWork(opened(pipeline, meta, {"SERVER": any_server.url}), pipeline.targets[0])
         )
-    run(any_server, None, *(f"DROP DATABASE {name}{one}" for one in ("", "_0", "_1", "_2", "_3")))
+    any_server.run(*(f"DROP DATABASE {name}{one}" for one in ("", "_0", "_1", "_2", "_3")))
 
 
 @contextmanager
@@ -151,9 +138,8 @@ class Killed(BaseException):
     pass
 
 
-@ONE_SERVER
-@pytest.mark.parametrize("stop_at", [1, 2, 3, 9, 32])
-@pytest.mark.parametrize("after", [True, False], ids=["after a statement", "before a statement"])
+@FIRST_MARIADB
+@pytest.mark.parametrize(("stop_at", "after"), [(1, False), (1, True), (2, True), (9, False), (32, True)])
 def test_a_killed_rollout_is_resumed_from_what_the_servers_have(
     shards: Shards, monkeypatch: pytest.MonkeyPatch, stop_at: int, after: bool
 ) -> None:
@@ -180,7 +166,7 @@ def test_a_killed_rollout_is_resumed_from_what_the_servers_have(
     assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 @pytest.mark.parametrize("tables", [2, 5], ids=["fewer shards", "more shards"])
 def test_what_was_begun_for_other_shards_is_neither_continued_nor_taken_back(
     shards: Shards, monkeypatch: pytest.MonkeyPatch, tables: int
@@ -209,7 +195,7 @@ def test_what_was_begun_for_other_shards_is_neither_continued_nor_taken_back(
     assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_an_error_of_a_shard_stops_the_waves_after_it_and_the_canary_stops_all(shards: Shards) -> None:
     text = "ALTER TABLE orders ADD UNIQUE KEY u (v)"
     shards.on(f"INSERT INTO {shards.name}_1.orders_1 VALUES (5, 1), (21, 1)")
@@ -223,7 +209,7 @@ def test_an_error_of_a_shard_stops_the_waves_after_it_and_the_canary_stops_all(s
     assert sorted(shards.equal) == ["PRIMARY", "id", "u", "v"]
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_in_a_wave_what_was_begun_ends_and_the_next_wave_does_not_begin(shards: Shards) -> None:
     text = "ALTER TABLE orders ADD UNIQUE KEY u (v)"
     shards.on(f"INSERT INTO {shards.name}_0.orders_2 VALUES (2, 1), (18, 1)")
@@ -235,7 +221,7 @@ def test_in_a_wave_what_was_begun_ends_and_the_next_wave_does_not_begin(shards: 
     assert shards.rolled(text, wave=3).done
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_a_shard_that_is_defined_otherwise_is_told_and_nothing_is_altered(shards: Shards) -> None:
     shards.on(f"ALTER TABLE {shards.name}_2.orders_3 MODIFY v BIGINT NOT NULL")
     shards.on(f"DROP TABLE {shards.name}_3.orders_3")
@@ -247,7 +233,7 @@ def test_a_shard_that_is_defined_otherwise_is_told_and_nothing_is_altered(shards
     assert not any("note" in found for found in shards.columns().values())
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_shards_whose_indexes_are_due_are_told_and_nothing_is_altered(shards: Shards) -> None:
     before = shards.columns()
     shards.on(
@@ -270,30 +256,27 @@ def test_shards_that_were_altered_by_hand_are_passed_over(shards: Shards) -> Non
     assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
 
 
-@pytest.mark.parametrize(
-    ("statement", "code"),
-    [
-        ("ALTER TABLE orders MODIFY v BIGINT NOT NULL", "ddl.copies"),
-        ("ALTER TABLE orders ADD COLUMN v INT", "ddl.refused"),
-        ("ALTER TABLE orders AUTO_INCREMENT = 7", "ddl.refused"),
-        ("ALTER TABLE orders ADD COLUMN a INT; ALTER TABLE orders DROP a", "ddl.refused"),
-        ("ALTER TABLE orders DROP COLUMN v", "ddl.column_needed"),
-        ("ALTER TABLE orders ADD COLUMN w INT; ALTER TABLE orders DROP COLUMN w, ADD COLUMN x INT, DROP COLUMN v, "
-         "ADD COLUMN v BIGINT NOT NULL DEFAULT 0", "ddl.column_needed"),
-        ("ALTER TABLE orders DROP COLUMN v; ALTER TABLE orders ADD COLUMN v BIGINT NOT NULL DEFAULT 0",
-         "ddl.column_needed"),
-    ],
-)  # fmt: skip
-def test_what_copies_fails_or_is_still_needed_is_refused_before_anything_is_altered(
-    shards: Shards, statement: str, code: str
-) -> None:
-    with raises(code):
-        shards.rolled(statement)
-    assert shards.equal == ["id", "v", "PRIMARY"]
+REFUSED = {
+    "ALTER TABLE orders MODIFY v BIGINT NOT NULL": "ddl.copies",
+    "ALTER TABLE orders ADD COLUMN v INT": "ddl.refused",
+    "ALTER TABLE orders AUTO_INCREMENT = 7": "ddl.refused",
+    "ALTER TABLE orders ADD COLUMN a INT; ALTER TABLE orders DROP a": "ddl.refused",
+    "ALTER TABLE orders DROP COLUMN v": "ddl.column_needed",
+    "ALTER TABLE orders ADD COLUMN w INT; ALTER TABLE orders DROP COLUMN w, ADD COLUMN x INT, DROP COLUMN v, "
+    "ADD COLUMN v BIGINT NOT NULL DEFAULT 0": "ddl.column_needed",
+    "ALTER TABLE orders DROP COLUMN v; ALTER TABLE orders ADD COLUMN v BIGINT NOT NULL DEFAULT 0": "ddl.column_needed",
+}
+
+
+def test_what_copies_fails_or_is_still_needed_is_refused_before_anything_is_altered(shards: Shards) -> None:
+    for statement, code in REFUSED.items():
+        with raises(code):
+            shards.rolled(statement)
+        assert shards.equal == ["id", "v", "PRIMARY"], statement
     assert shards.work.opened.meta.rollouts.latest("shards") is None
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_a_column_may_go_once_the_source_lacks_it(shards: Shards) -> None:
     shards.on(f"ALTER TABLE {shards.name}.orders DROP COLUMN v")
     text = "ALTER TABLE orders DROP COLUMN v"
@@ -303,7 +286,7 @@ def test_a_column_may_go_once_the_source_lacks_it(shards: Shards) -> None:
     assert "ddl.column_needed" not in {one.code for one in problems}
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 @pytest.mark.parametrize("known", [True, False], ids=["", "only its manifest has its definition"])
 def test_a_column_is_needed_while_a_staged_batch_brings_it(shards: Shards, tmp_path: Path, known: bool) -> None:
     shards.on(*(f"ALTER TABLE {name} ADD COLUMN gone INT" for name in shards.names))
@@ -322,7 +305,7 @@ def test_a_column_is_needed_while_a_staged_batch_brings_it(shards: Shards, tmp_p
     assert made.batch_id in needed.what
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_a_lock_is_waited_for_in_short_pieces_and_given_up_in_the_end(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,13 +323,13 @@ def test_a_lock_is_waited_for_in_short_pieces_and_given_up_in_the_end(
     assert shards.rolled().done
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_two_at_once_take_turns(shards: Shards) -> None:
     with rollout_lease(shards.work), raises("lease.held", RetryLater), rollout_lease(shards.work):
         pass
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_a_process_that_was_paused_alters_nothing_that_another_one_has_taken_back(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +353,7 @@ def test_a_process_that_was_paused_alters_nothing_that_another_one_has_taken_bac
     assert shards.equal == before
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_two_that_foretell_from_one_shard_take_turns(shards: Shards) -> None:
     """The empty copy has one name: dropped in the middle by another, it would foretell half of the statements."""
     canary = shards.decided().tables[0].shards[0].place
@@ -394,7 +377,7 @@ def test_mysql_adds_a_partition_without_a_copy_and_mariadb_is_refused_in_words(s
         assert shards.rolled(text).done
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_an_account_that_may_not_drop_is_told_which_privilege_it_lacks(shards: Shards) -> None:
     account = f"u_{uuid.uuid4().hex[:8]}"
     shards.on(
@@ -402,8 +385,8 @@ def test_an_account_that_may_not_drop_is_told_which_privilege_it_lacks(shards: S
     )
     try:
         url = f"mysql://{account}:x@127.0.0.1:{shards.server.port}"
-        work = RolloutWork(replace(shards.work.opened, environ={"SERVER": url}), shards.work.target)
-        problems = decide(work, ADD, "add.sql", "up", Options()).problems
+        export({"SERVER": url})
+        problems = decide(shards.work, ADD, "add.sql", "up", Options()).problems
         assert [one.code for one in problems] == ["connection.grant"]
         assert "DROP" in problems[0].remedy
     finally:
@@ -486,12 +469,12 @@ def encrypted(shards: Shards) -> Iterator[Shards]:
     """With an account to which the server talks by TLS alone."""
     account = f"'{shards.name}'@'%'"
     shards.on(f"CREATE USER {account} IDENTIFIED BY 'secret' REQUIRE SSL", f"GRANT ALL ON *.* TO {account}")
-    work = shards.work
-    url = f"mysql://{shards.name}:secret@127.0.0.1:{shards.server.port}/?ssl_mode=REQUIRED"
-    yield replace(shards, work=RolloutWork(replace(work.opened, environ={"SERVER": url}), work.target))
+    export({"SERVER": f"mysql://{shards.name}:secret@127.0.0.1:{shards.server.port}/?ssl_mode=REQUIRED"})
+    yield shards
     shards.on(f"DROP USER {account}")
 
 
+@ON_MYSQL
 def test_what_copies_is_left_to_a_tool_that_exchanges_nothing_before_all_copies_are_ready(
     encrypted: Shards, tmp_path: Path
 ) -> None:

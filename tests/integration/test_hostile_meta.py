@@ -1,4 +1,5 @@
-"""A meta database that means harm: it gets no password, and nobody waits for ever."""
+"""A meta database that means harm: it gets no password, and nobody waits for ever. To a MySQL Lockstep logs in as to a
+source (test_hostile_login)."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from cdc_core.config import parse
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.meta import Meta
 from examples.sandbox.tls import CERTIFICATE, write_certificate
 from tests.lab.hostile_postgres import FakePostgres
-from tests.lab.hostile_server import FakeServer, Login
+from tests.lab.pipeline_file import NOWHERE, made_pipeline
 from tests.lab.refusals import refusal
+from tests.lab.shell import export
 from tests.lab.tcp_proxy import TcpProxy
 
 PASSWORD = "Pa55-w0rd-of-the-account"
@@ -22,27 +23,11 @@ AWAY, HERE = "0.0.0.0", "127.0.0.1"
 
 
 def refused(url: str) -> LockstepError:
-    error = refusal(lambda: Meta.open("env:META", "shop", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2))
+    export({"META": url})
+    error = refusal(lambda: Meta.open("env:META", "shop", busy_timeout_s=1, answer_timeout_s=2))
     assert PASSWORD not in str(error)
     assert str(error).isprintable()
     return error
-
-
-@pytest.mark.parametrize("asks", ["", "mysql_clear_password"])
-@pytest.mark.parametrize("options", ["ssl_mode=REQUIRED", "ssl_ca={ca}", "ssl_mode=VERIFY_CA&ssl_ca={ca}"])
-def test_a_mysql_that_takes_tls_away_learns_nothing(tmp_path: Path, options: str, asks: str) -> None:
-    write_certificate(tmp_path)
-    with FakeServer(Login(asks=asks)) as server:
-        url = f"mysql://meta:{PASSWORD}@{AWAY}:{server.port}/m?{options.format(ca=tmp_path / CERTIFICATE)}"
-        assert refused(url).code == "connection.unproven"
-        assert not server.received
-
-
-@pytest.mark.parametrize("asks", ["mysql_clear_password", "dialog", "sha256_password"])
-def test_a_mysql_that_asks_for_the_password_itself_does_not_get_it(asks: str) -> None:
-    with FakeServer(Login(asks=asks, prompt=b"\x02Password: " if asks == "dialog" else b"")) as server:
-        assert refused(f"mysql://meta:{PASSWORD}@{AWAY}:{server.port}/m").code == "connection.unproven"
-        assert not server.knows(PASSWORD)
 
 
 @pytest.mark.parametrize("options", ["", "?sslmode=prefer", "?sslmode=allow", "?sslmode=disable"])
@@ -101,9 +86,8 @@ def test_a_postgresql_that_falls_silent_in_the_middle_is_left_and_asked_again_la
     engine.dispose()
     with TcpProxy(postgres.port) as proxy:
         through = str(postgres.url("silent")).replace(f":{postgres.port}/", f":{proxy.port}/")
-        with Meta.open(
-            "env:META", "line", environ={"META": through}, upgrade=True, busy_timeout_s=1, answer_timeout_s=2
-        ) as meta:
+        export({"META": through})
+        with Meta.open("env:META", "line", upgrade=True, busy_timeout_s=1, answer_timeout_s=2) as meta:
             before = meta.now_us()
             proxy.stall()
             error = refusal(meta.now_us)
@@ -113,13 +97,6 @@ def test_a_postgresql_that_falls_silent_in_the_middle_is_left_and_asked_again_la
             assert meta.now_us() > before
 
 
-PIPELINE = """
-pipeline: shop
-sources: [{{name: shop, connection: env:A, server_id: 9}}]
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "file:///tmp/x"}}
-meta: {{url: "{meta}"}}
-"""
 SECRETS = ("password=", "passwd=", "sslpassword=", "ssl_key_password=", "passphrase=")
 
 
@@ -128,8 +105,7 @@ SECRETS = ("password=", "passwd=", "sslpassword=", "ssl_key_password=", "passphr
 def test_no_option_of_a_url_is_repeated(kind: str, name: str) -> None:
     """A password may be written as an option, too."""
     refused(f"{kind}://u@127.0.0.1:1/db?{name}{PASSWORD}")
-    text = PIPELINE.format(meta=f"{kind}://u@127.0.0.1/db?{name}{PASSWORD}")
-    error = refusal(lambda: parse(text, where="shop.yaml"))
+    error = refusal(lambda: made_pipeline(NOWHERE, "shop", meta={"url": f"{kind}://u@127.0.0.1/db?{name}{PASSWORD}"}))
     assert error.code == "config.invalid"
     assert PASSWORD not in str(error)
 

@@ -23,17 +23,18 @@ from cdc_core.stage import s3
 from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import chain, commit, newest, sweep, verify
 from cdc_core.stage.objects import ObjectStore, check_writable, find
-from cdc_core.stage.s3 import MULTIPART_BYTES
 from cdc_core.stage.sql_views import sql
-from cdc_core.stage.stage_reader import changes, export
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.lab.hostile_s3 import HARMS, HostileS3, Watched
 from tests.lab.made_blocks import Change, Made, block
+from tests.lab.staged_tables import changes, export
 
 SCHEMA = TableSchema("shop", "orders", (Column("id", ColumnType("int"), False, 1), Column("note", ColumnType("text"))))
 BATCHES, MANY = 3, 1002
-LARGE = bytes(range(256)) * (MULTIPART_BYTES // 256 * 2 + 5)
+PIECE_BYTES = 5 << 20
+"""The least that a store takes."""
+LARGE = bytes(range(256)) * (PIECE_BYTES // 256 + 5)
 SOURCE = "shop"
 
 
@@ -146,10 +147,11 @@ COMMANDS: dict[str, Command] = {
 @pytest.fixture(scope="module")
 def made(s3_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
-        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
+        for name, value in s3_server.keys.items():
+            patch.setenv(name, value)
         patch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
         patch.setattr(s3, "TRIES", 2)
+        patch.setattr(s3, "MULTIPART_BYTES", PIECE_BYTES)
         name = s3_server.create_bucket(f"hostile-{uuid.uuid4().hex}")
         bucket = Bucket(s3_server, name, tmp_path_factory.mktemp("scratch"))
         fill(bucket)
@@ -276,22 +278,48 @@ def test_an_endpoint_may_do_harm_at_any_request(made: Bucket, name: str) -> None
     assert list(filter(None, wrong)) == []
 
 
+ONCE = ("cut", "answer lost", "busy")
+"""The request does not arrive; it is done, and nobody hears of it; it is refused for now."""
+
+
+@pytest.mark.parametrize("harm", ONCE)
+@pytest.mark.parametrize("name", ["large", "list", pytest.param("read", marks=pytest.mark.matrix)])
+def test_a_request_that_fails_once_is_made_again(made: Bucket, name: str, harm: str) -> None:
+    expected, requests = honest(made, name)
+    assert [attempt(made, name, step, harm).watched.result for step in range(requests)] == [expected] * requests
+
+
+@pytest.mark.parametrize("harm", ONCE)
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_what_is_put_is_there_whole_or_is_taken_by_itself(made: Bucket, harm: str, if_absent: bool) -> None:
+    path, body = f"o/{uuid.uuid4().hex}", b"x" * 300_000
+    with HostileS3(made.port, 0, harm) as hostile:
+        store = made.open(hostile.endpoint)
+        done = store.put_if_absent(path, body) if if_absent else store.put(path, body)
+        assert len(hostile.met) == 1
+    assert made.open().get(path) == body
+    assert done is not False or harm == "answer lost", "only a repeated request may find its own object"
+
+
 def test_a_large_file_is_published_though_the_answer_that_it_is_complete_was_lost(made: Bucket) -> None:
-    honestly = attempt(made, "large", None).requests
-    step = next(at for at, line in enumerate(honestly) if line.startswith("POST") and "uploadId=" in line)
-    with HostileS3(made.port, step, "no such upload") as hostile:
+    with HostileS3(made.port, honest(made, "large")[1] - 1, "no such upload") as hostile:
         store, paths = made.open(hostile.endpoint), [f"m/{uuid.uuid4().hex}" for _ in range(2)]
         output = store.open_output(paths, made.scratch)
         output.write(LARGE)
         assert output.publish() == paths[1]  # nothing tells that the first is ours
-        assert len(hostile.met) == 1
+        assert hostile.met[0].startswith("POST")
     assert made.open().get(paths[1]) == LARGE
 
 
-def test_an_upload_that_is_gone_is_worth_a_retry(made: Bucket) -> None:
-    outcome = attempt(made, "large", 1, "no such upload")
-    assert isinstance(outcome.watched.error, RetryLater)
-    assert outcome.watched.error.code == "stage.unreachable"
+@pytest.mark.parametrize(("step", "harm"), [(1, "no such upload"), (-1, "busy")])
+def test_an_upload_that_is_gone_or_fails_for_good_is_worth_a_retry_and_shows_nothing(
+    made: Bucket, step: int, harm: str
+) -> None:
+    shown = [one.path for one in made.open().list("m/")]
+    error = attempt(made, "large", step % honest(made, "large")[1], harm, on=True).watched.error
+    assert isinstance(error, RetryLater)
+    assert error.code == "stage.unreachable"
+    assert [one.path for one in made.open().list("m/")] == shown
 
 
 @pytest.mark.parametrize(("harm", "code"), [("wants checksums", "stage.denied"), ("denied", "stage.denied")])

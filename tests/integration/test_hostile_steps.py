@@ -7,6 +7,7 @@ run once to count its steps, then once for each step with a harm.
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 import threading
 import uuid
@@ -19,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core.config import Pipeline, parse
+from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, UsageError
 from cdc_core.meta import Meta
 from cdc_core.operations.check import check
@@ -34,8 +35,11 @@ from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.writing.load import LoadFile, open_session
 from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from cdc_core.targets.writing.versions import versions_of
+from tests.lab.databases import drop_database, own_database
 from tests.lab.hostile_server import ANSWERS, CLOSING, Meddler
 from tests.lab.opened import opened
+from tests.lab.pipeline_file import made_pipeline, target
+from tests.lab.shell import export
 from tests.lab.target_rows import opened_destination, record_batch, shop
 
 GIVE_UP_S = 120
@@ -51,23 +55,15 @@ class Place:
     secret: Path
 
     def query(self, *statements: str) -> None:
-        with self.sql.connect(self.database, autocommit=True) as connection, connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+        self.sql.run(*statements, database=self.database)
 
     def pipeline(self, offset: str) -> Pipeline:
-        return parse(
-            f"""
-            pipeline: shop
-            sources: [{{name: shop, connection: env:DB, server_id: 78, start: {offset},
-                        heartbeat_s: 0.4, read_timeout_s: 2, reconnect_s: 0.1}}]
-            tables: {{include: ['{self.database}\\.t']}}
-            routes: [{{match: '.*\\.t', to: t}}]
-            stage: {{uri: {(self.directory / uuid.uuid4().hex).as_uri()}}}
-            meta: {{url: "sqlite:///{self.directory}/{uuid.uuid4().hex}.db"}}
-            targets: [{{name: shards, connections: [env:DB], tables: {{t: {{database: {self.database}, table: u}}}}}}]
-            """,
-            where="test",
+        return made_pipeline(
+            self.directory / uuid.uuid4().hex,
+            self.database,
+            source=f"connection: env:DB, start: {offset}, heartbeat_s: 0.4, read_timeout_s: 2, reconnect_s: 0.1",
+            tables=f"include: ['{self.database}[.]t']",
+            targets=[target("shards", "env:DB", {"t": {"database": self.database, "table": "u"}})],
         )
 
 
@@ -77,52 +73,45 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = tmp_path_factory.mktemp("hostile")
     secret = directory / "secret"
     secret.write_text("the content of a file of ours")
-    made = Place(sql, f"h_{uuid.uuid4().hex[:10]}", directory, secret)
-    with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {made.database}")
-        cursor.execute("SET GLOBAL local_infile = ON")
-    made.query(
-        "CREATE TABLE t (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT)",
-        "CREATE TABLE u (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT)",
-    )
-    yield made
-    with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"DROP DATABASE {made.database}")
-        cursor.execute(f"DROP DATABASE IF EXISTS {made.database}_meta")
+    sql.run("SET GLOBAL local_infile = ON")
+    with own_database(sql) as name:
+        sql.run(*(f"CREATE TABLE {name}.{t} (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT)" for t in "tu"))
+        yield Place(sql, name, directory, secret)
+        drop_database(sql, f"{name}_meta")
 
 
-def run_check(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
-    found = check(place.pipeline(start), environ=environ).findings
+def run_check(place: Place, start: str) -> list[LockstepError]:
+    found = check(place.pipeline(start)).findings
     return [one.error for one in found if one.error is not None]
 
 
-def run_init(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
-    draft(Wishes("shop", "env:DB", (rf"{place.database}\.t",), place.directory), environ=environ)
+def run_init(place: Place, start: str) -> list[LockstepError]:
+    draft(Wishes("shop", "env:DB", (rf"{place.database}\.t",), place.directory))
     return []
 
 
-def run_extract(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+def run_extract(place: Place, start: str) -> list[LockstepError]:
     pipeline = place.pipeline(start)
     with (
         Meta.open(pipeline.meta.url, pipeline.pipeline) as meta,
-        Extractor(opened(pipeline, meta, environ), "shop") as extractor,
+        Extractor(opened(pipeline, meta), "shop") as extractor,
     ):
         extractor.drain()
     return []
 
 
-def destination_and_rows(place: Place, environ: dict[str, str], start: str) -> tuple[Destination, pa.RecordBatch]:
+def destination_and_rows(place: Place, start: str) -> tuple[Destination, pa.RecordBatch]:
     """What a run does at first at a target, and what it has for it."""
     target = place.pipeline(start).target("shards")
     with place.sql.connect() as connection:
         (schema,) = table_schemas(connection, lambda d, t: (d, t) == (place.database, "t"))
-    destination = opened_destination(target, "t", [schema], environ=environ)
+    destination = opened_destination(target, "t", [schema])
     return destination, record_batch([shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)])
 
 
-def run_write(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+def run_write(place: Place, start: str) -> list[LockstepError]:
     """What a run does at a target: looks at it, writes, reads back."""
-    destination, rows = destination_and_rows(place, environ, start)
+    destination, rows = destination_and_rows(place, start)
     shard = destination.shards[0]
     with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
         file.add(rows)
@@ -134,9 +123,9 @@ def run_write(place: Place, environ: dict[str, str], start: str) -> list[Lockste
     return []
 
 
-def run_filter(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+def run_filter(place: Place, start: str) -> list[LockstepError]:
     """What the filter asks a target: the versions of touched keys, with values that the log did not carry."""
-    destination, rows = destination_and_rows(place, environ, start)
+    destination, rows = destination_and_rows(place, start)
     shard = destination.shards[0]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -149,18 +138,19 @@ def run_filter(place: Place, environ: dict[str, str], start: str) -> list[Lockst
     return []
 
 
-def hostile_meta(place: Place, environ: dict[str, str]) -> Meta:
+def hostile_meta(place: Place) -> Meta:
     database = f"{place.database}_meta"
     place.query(f"CREATE DATABASE IF NOT EXISTS {database}")
     direct = f"mysql://{place.sql.user}:{place.sql.password}@127.0.0.1:{place.sql.port}/{database}"
-    Meta.open("env:META", "shop", environ={"META": direct}, upgrade=True).close()
-    url = environ["DB"].replace("/?", f"/{database}?")
-    return Meta.open("env:META", "shop", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2)
+    export({"META": direct})
+    Meta.open("env:META", "shop", upgrade=True).close()
+    export({"META": os.environ["DB"].replace("/?", f"/{database}?")})
+    return Meta.open("env:META", "shop", busy_timeout_s=1, answer_timeout_s=2)
 
 
-def run_meta(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+def run_meta(place: Place, start: str) -> list[LockstepError]:
     """What an extractor, a plan and the page ask of a meta database."""
-    with hostile_meta(place, environ) as meta:
+    with hostile_meta(place) as meta:
         lease = meta.leases.acquire("shop", "test", 60)
         meta.leases.renew(lease, 60)
         meta.positions.checkpoint("shop")
@@ -172,10 +162,10 @@ def run_meta(place: Place, environ: dict[str, str], start: str) -> list[Lockstep
     return []
 
 
-def run_readmit(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+def run_readmit(place: Place, start: str) -> list[LockstepError]:
     """What readmitting a table, `lockstep status` and a run that fails ask of a meta database."""
     store = open_stage(place.pipeline(start).stage)
-    with hostile_meta(place, environ) as meta:
+    with hostile_meta(place) as meta:
         source = f"s{uuid.uuid4().hex}"
         with suppress(UsageError), meta.leases.held(source, "test", 60):
             isolated.clear(store, source, "shop.none")
@@ -186,7 +176,7 @@ def run_readmit(place: Place, environ: dict[str, str], start: str) -> list[Locks
     return []
 
 
-Command = Callable[[Place, dict[str, str], str], list[LockstepError]]
+Command = Callable[[Place, str], list[LockstepError]]
 COMMANDS: dict[str, Command] = {
     "check": run_check, "init": run_init, "extract": run_extract, "write": run_write,
     "filter": run_filter, "meta": run_meta, "readmit": run_readmit,
@@ -204,12 +194,12 @@ class Outcome:
 def attempt(command: Command, place: Place, start: str, step: int | None, harm: str = "") -> Outcome:
     with Meddler(place.sql.port, step, harm, place.secret) as meddler:
         url = f"mysql://{place.sql.user}:{place.sql.password}@127.0.0.1:{meddler.port}/"
-        environ = {"DB": url + "?connect_timeout=2&read_timeout=2&write_timeout=2"}
+        export({"DB": url + "?connect_timeout=2&read_timeout=2&write_timeout=2"})
         ended: list[Any] = []
 
         def work() -> None:
             try:
-                ended.append(command(place, environ, start))
+                ended.append(command(place, start))
             except BaseException as error:  # noqa: BLE001 - looked at below
                 ended.append(error)
 
@@ -297,9 +287,9 @@ def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypat
         assert outcome.wrong == "", f"{step} {outcome.met}"
 
 
-def run_look(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+def run_look(place: Place, start: str) -> list[LockstepError]:
     """What a run asks of a target before it does anything there."""
-    destination_and_rows(place, environ, start)
+    destination_and_rows(place, start)
     return []
 
 

@@ -1,4 +1,4 @@
-"""The orders of texts that the model of copies has (tests/unit/snapshot/copy_keys.py) are those of the servers."""
+"""The orders of texts in the model of copies (tests/unit/operations/copy/copy_keys.py) are those of the servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.snapshot.copy_keys import GENERAL, TEXTS, UNICODE_9, Collation
+from tests.unit.operations.copy.copy_keys import GENERAL, TEXTS, UNICODE_9, Collation
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ the loss has brought it back."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.config import ONE_TABLE, Pipeline, parse
+from cdc_core.config import ONE_TABLE, Pipeline
 from cdc_core.errors import DataAtRisk
-from cdc_core.meta import Meta, PlannedRun
+from cdc_core.meta import Meta
+from cdc_core.meta.meta_rows import PlannedRun
 from cdc_core.meta.run_register import RunRegister
 from cdc_core.meta.target_writes import TargetWrites
 from cdc_core.model.run_plan import LedgerEntry, MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, WriteCounts
@@ -24,26 +24,19 @@ from cdc_core.stage.stores import open_store
 from cdc_core.targets.reading.table_facts import TableFacts, table_facts
 from cdc_core.targets.writing.prepare import prepare
 from cdc_core.targets.writing.row_writer import ShardWrite, WritePart, note
+from tests.lab.databases import own_database
 from tests.lab.opened import opened, opened_line
+from tests.lab.pipeline_file import made_pipeline, target
 from tests.lab.refusals import refusal
+from tests.lab.shell import export
 
 TABLES = ("a", "b")
 IN_PART = "in part"
 MARK = "2026-01-02 03:04:05.000006"
-PIPELINE = """
-pipeline: shop
-sources: [{{name: one, connection: "env:SOURCE", server_id: 9}}]
-tables: {{include: [".*"]}}
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - {{name: copy, connections: ["env:TARGET"],
-      tables: {{a: {{database: {name}, table: ta}}, b: {{database: {name}, table: tb}}}}}}
-"""
 
 
 @dataclass
-class Line:
+class Written:
     """A target's database with two tables, a meta database, and the transactions that the server has had."""
 
     server: Any
@@ -94,23 +87,17 @@ class Line:
         return so_far
 
     def find(self) -> tuple[lost_writes.LostWrites, ...]:
-        return lost_writes.find(self.meta, self.pipeline.target("copy"), self.environ)
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return {"TARGET": self.server.url}
+        return lost_writes.find(self.meta, self.pipeline.target("copy"))
 
     def commit(self, plan: RunPlan, written: list[WriteCounts]) -> None:
         """As apply.commit does it."""
-        lost_writes.require_own(self.pipeline, plan, "copy", written, self.environ)
+        lost_writes.require_own(self.pipeline, plan, "copy", written)
         lost = self.find()
         if lost and not plan.replay:
             raise lost_writes.refusal(self.pipeline, "copy", lost)
-        lacking, renewed = lost_writes.still_lost(lost, plan)
+        still_lost = lost_writes.still_lost(lost, plan)
         entries = [LedgerEntry(plan.run_id, "copy", one.table, 1, 0, 1, 0, 1, 0, 0) for one in written]
-        self.meta.runs.commit(
-            plan.run_id, "copy", (), entries, written, spans=plan.spans("copy"), lost=lacking, renewed=renewed
-        )
+        self.meta.runs.commit(plan.run_id, "copy", (), entries, written, spans=plan.spans("copy"), lost=still_lost)
 
     def run(self, *tables: str) -> RunPlan:
         plan = self.plan(*tables)
@@ -139,29 +126,29 @@ class Line:
         del self.history[at:], self.ledgers[at:]
 
 
-def counts_of(line: Line, table: str) -> WriteCounts:
+def counts_of(line: Written, table: str) -> WriteCounts:
     return WriteCounts(table, f"{line.name}.t{table}", 1, 0, 0)
 
 
 @pytest.fixture
-def line(server: Any, tmp_path: Path) -> Iterator[Line]:
-    yield from line_at(server, tmp_path)
+def line(mariadb_target: Any, tmp_path: Path) -> Iterator[Written]:
+    """One kind of server: the statements are the same for both, as the last test shows."""
+    yield from line_at(mariadb_target, tmp_path)
 
 
-def line_at(server: Any, folder: Path) -> Iterator[Line]:
-    name = f"l{uuid.uuid4().hex[:10]}"
-    pipeline = parse(PIPELINE.format(folder=folder, name=name), where="shop.yaml")
-    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-        cursor.execute(f"USE {name}")
-        cursor.execute("CREATE TABLE ta (id INT PRIMARY KEY)")
-        prepare(connection, table_facts(connection, name, ["ta"])["ta"])
+def line_at(server: Any, folder: Path) -> Iterator[Written]:
+    export({"TARGET": server.url})
+    with own_database(server) as name:
+        rules = {table: {"database": name, "table": f"t{table}"} for table in TABLES}
+        pipeline = made_pipeline(folder, name, source="name: one", targets=[target("copy", "env:TARGET", rules)])
+        server.run("CREATE TABLE ta (id INT PRIMARY KEY)", database=name)
+        with server.connect(autocommit=True) as connection:
+            prepare(connection, table_facts(connection, name, ["ta"])["ta"])
         with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-            yield Line(server, name, pipeline, meta, folder)
-        cursor.execute(f"DROP DATABASE {name}")
+            yield Written(server, name, pipeline, meta, folder)
 
 
-def test_a_run_asks_for_the_last_counted_write_of_each_table_and_names_the_replay(line: Line) -> None:
+def test_a_run_asks_for_the_last_counted_write_of_each_table_and_names_the_replay(line: Written) -> None:
     first = line.run("a", "b")
     second = line.run("a")
     third = line.run("a")
@@ -169,12 +156,7 @@ def test_a_run_asks_for_the_last_counted_write_of_each_table_and_names_the_repla
     line.fail_over(2)
     (lost,) = line.find()
     assert (lost.shard, lost.runs, lost.rows) == (f"{line.name}.ta", (second.run_id, third.run_id), 2)
-    error = refusal(
-        lambda: lost_writes.require_kept(
-            opened_line(line),
-            "copy",
-        )
-    )
+    error = refusal(lambda: lost_writes.require_kept(opened_line(line), "copy"))
     assert isinstance(error, DataAtRisk)
     assert "--replay --target copy --from one/0002`" in error.remedy
     assert first.run_id not in str(error)
@@ -187,7 +169,7 @@ def test_a_run_asks_for_the_last_counted_write_of_each_table_and_names_the_repla
     line.run("a", "b")
 
 
-def test_a_commit_refuses_what_was_lost_while_the_run_worked(line: Line) -> None:
+def test_a_commit_refuses_what_was_lost_while_the_run_worked(line: Written) -> None:
     line.run("a")
     plan = line.plan("a", "b")
     counts = [line.write(plan, "a")]
@@ -198,7 +180,7 @@ def test_a_commit_refuses_what_was_lost_while_the_run_worked(line: Line) -> None
     assert line.find() == ()
 
 
-def test_a_write_to_the_new_server_does_not_hide_what_the_old_one_had(line: Line) -> None:
+def test_a_write_to_the_new_server_does_not_hide_what_the_old_one_had(line: Written) -> None:
     """The run was planned before the loss; its transaction takes the number of the one that is lost."""
     line.run("a")
     line.run("a")
@@ -211,7 +193,7 @@ def test_a_write_to_the_new_server_does_not_hide_what_the_old_one_had(line: Line
     assert line.find() == ()
 
 
-def test_a_replay_that_was_planned_before_the_loss_restores_nothing(line: Line) -> None:
+def test_a_replay_that_was_planned_before_the_loss_restores_nothing(line: Written) -> None:
     line.run("a")
     line.run("a")
     early = line.restoring(line.plan("a", replay=True, batches=(1, 2)))
@@ -220,35 +202,20 @@ def test_a_replay_that_was_planned_before_the_loss_restores_nothing(line: Line) 
     assert len(line.find()) == 1
 
 
-def test_a_database_without_any_ledger_row_needs_all_that_was_staged_or_an_operator(line: Line) -> None:
+def test_a_database_without_any_ledger_row_needs_all_that_was_staged_or_an_operator(line: Written) -> None:
     line.run("a", "b")
     line.run("b")
     line.query("DROP TABLE _lockstep_ledger")
-    error = refusal(
-        lambda: lost_writes.require_kept(
-            opened_line(line),
-            "copy",
-        )
-    )
+    error = refusal(lambda: lost_writes.require_kept(opened_line(line), "copy"))
     assert "--replay --target copy` (" in error.remedy
     assert "lockstep meta accept shop --target copy" in error.remedy
-    accepted = lost_writes.accept(
-        opened_line(line),
-        "copy",
-    )
-    assert {one.table for one in accepted} == {"a", "b"}
+    assert {one.table for one in lost_writes.accept(opened_line(line), "copy")} == {"a", "b"}
     assert line.find() == ()
-    assert (
-        lost_writes.accept(
-            opened_line(line),
-            "copy",
-        )
-        == ()
-    )
+    assert lost_writes.accept(opened_line(line), "copy") == ()
 
 
 def test_an_operator_accepts_no_loss_of_what_was_written_after_the_look(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.run("a")
     line.run("a")
@@ -262,17 +229,14 @@ def test_an_operator_accepts_no_loss_of_what_was_written_after_the_look(
 
     with monkeypatch.context() as patched:
         patched.setattr(TargetWrites, "accept", meanwhile)
-        lost_writes.accept(
-            opened_line(line),
-            "copy",
-        )
+        lost_writes.accept(opened_line(line), "copy")
     assert line.find() == ()
     line.fail_over(1)
     assert len(line.find()) == 1
 
 
 def test_a_replay_renews_nothing_that_was_written_after_it_has_looked(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.run("a")
     line.run("a")
@@ -294,16 +258,16 @@ def test_a_replay_renews_nothing_that_was_written_after_it_has_looked(
     assert len(line.find()) == 1
 
 
-def test_a_table_that_the_target_no_longer_takes_is_not_asked_for(line: Line) -> None:
+def test_a_table_that_the_target_no_longer_takes_is_not_asked_for(line: Written) -> None:
     line.run("a", "b")
     line.fail_over(1)
     assert [one.table for one in line.find()] == ["b"]
     rules = {"a": line.pipeline.target("copy").tables["a"]}
     fewer = line.pipeline.target("copy").model_copy(update={"tables": rules})
-    assert lost_writes.find(line.meta, fewer, line.environ) == ()
+    assert lost_writes.find(line.meta, fewer) == ()
 
 
-def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it_is_replayed(line: Line) -> None:
+def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it_is_replayed(line: Written) -> None:
     """The pipeline file was edited between two runs, or between the tasks of one."""
     line.run("a", "b")
     under_way = line.plan("a")
@@ -311,12 +275,7 @@ def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it
     document = line.pipeline.model_dump(exclude_unset=True)
     document["targets"][0]["tables"]["a"]["table"] = "tc"
     former, line.pipeline = line.pipeline, Pipeline.model_validate(document)
-    error = refusal(
-        lambda: lost_writes.require_kept(
-            opened_line(line),
-            "copy",
-        )
-    )
+    error = refusal(lambda: lost_writes.require_kept(opened_line(line), "copy"))
     assert error.code == "target.lost_writes"
     assert f"the tables that a has now lack, of {line.name}.ta, 1 row of run001" in error.what
     assert f"{line.name}.tb" not in error.what
@@ -333,7 +292,7 @@ def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it
     assert (line.find(), {table for table, due in line.meta.writes.last("copy").items() if due}) == ((), {"b"})
 
 
-def test_a_write_of_a_second_pass_counts_too(line: Line) -> None:
+def test_a_write_of_a_second_pass_counts_too(line: Written) -> None:
     """Rows that leave a shard are removed in a transaction of their own, after the one that brings the others."""
     plan = line.plan("a")
     first = line.write(plan, "a")
@@ -345,7 +304,7 @@ def test_a_write_of_a_second_pass_counts_too(line: Line) -> None:
     assert [one.runs for one in line.find()] == [(plan.run_id,)]
 
 
-def test_a_server_that_has_all_parts_but_the_last_has_lost_the_write(line: Line) -> None:
+def test_a_server_that_has_all_parts_but_the_last_has_lost_the_write(line: Written) -> None:
     first = line.run("a")
     plan = line.plan("a")
     line.commit(plan, [line.write_in_parts(plan, "a", 3)])

@@ -19,10 +19,10 @@ from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import commit, verify
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.public import Stage
-from cdc_core.stage.stage_reader import export
 from cdc_core.stage.start_record import put as put_start
 from cdc_core.stage.stores import open_store
 from tests.lab.made_blocks import Made
+from tests.lab.staged_tables import export
 from tests.unit.stage.test_reader import insert, stage
 
 WHOLE, REST = [1, 2, 3, 4], [4]
@@ -33,7 +33,7 @@ Place = Callable[[], tuple[ObjectStore, list[Manifest]]]
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Makes stages with BATCHES batches of a row each; `indirect`: in a directory, or on the S3 server."""
     made = open_store(f"file://{tmp_path}/made")
     batches = stage(made, *([Made([insert(one)])] for one in WHOLE))
@@ -48,13 +48,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
     if request.param == "file":
         return in_directory
-    server = request.getfixturevalue("s3_server")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
-    bucket = server.create_bucket(f"stage-{uuid.uuid4().hex}")
+    bucket, endpoint = request.getfixturevalue("bucket"), request.getfixturevalue("s3_server").endpoint
 
     def in_bucket() -> tuple[ObjectStore, list[Manifest]]:
-        store = open_store(f"s3://{bucket}/{uuid.uuid4().hex}", s3_endpoint=server.endpoint)
+        store = open_store(f"s3://{bucket}/{uuid.uuid4().hex}", s3_endpoint=endpoint)
         for info in made.list(""):
             store.put(info.path, made.get(info.path))
         return store, batches

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from examples.sandbox.sql_server import SqlServer
-from tests.integration.test_results_types import opened, read, require_equal, streamed
+from tests.integration.selected_rows import logged, opened, read, require_equal
 from tests.unit.binlog.reading import mark
 
 _NUMBER = itertools.count()
@@ -121,18 +120,12 @@ def _fixed(units: int, scale: int) -> str:
     return ("-" if units < 0 else "") + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits)
 
 
-@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
-def server(request: pytest.FixtureRequest) -> SqlServer:
-    return request.getfixturevalue(request.param)
-
-
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
-def test_any_table_is_read_as_it_is_streamed(server: SqlServer, data: st.DataObject) -> None:
+def test_any_table_is_read_as_it_is_streamed(any_server: SqlServer, data: st.DataObject) -> None:
     columns = data.draw(st.lists(_columns(), min_size=1, max_size=10))
     rows = data.draw(st.lists(st.tuples(*(st.just("NULL") | values for _, values in columns)), min_size=1, max_size=12))
     sessions = data.draw(st.lists(st.sampled_from(_SESSIONS), max_size=3, unique=True))
-    mariadb = "mariadb" in type(server).__name__.lower()
     database = f"any_{next(_NUMBER)}"
     definition = ", ".join(f"`c {n}` {kind}" for n, (kind, _) in enumerate(columns))
     values = ", ".join(f"({n}, {', '.join(one)})" for n, one in enumerate(rows))
@@ -141,15 +134,15 @@ def test_any_table_is_read_as_it_is_streamed(server: SqlServer, data: st.DataObj
         f"CREATE DATABASE {database}",
         f"CREATE TABLE {database}.t (id INT PRIMARY KEY, {definition}) CHARACTER SET utf8mb4",
     ]
-    since: Any = mark(server)
-    with server.connect(autocommit=True, charset="utf8mb4") as connection, connection.cursor() as cursor:
+    since: Any = mark(any_server)
+    with any_server.connect(autocommit=True, charset="utf8mb4") as connection, connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
-        reading = opened(server, *sessions)
+        reading = opened(any_server, *sessions)
         try:
             cursor.execute(f"INSERT IGNORE INTO {database}.t VALUES {values}")
-            wanted = streamed(server, since, database, mariadb=mariadb)["t"]
-            require_equal(read(server, database, "t", reading), wanted)
+            wanted = logged(any_server, since, database)["t"]
+            require_equal(read(any_server, database, "t", reading), wanted)
         finally:
             reading.close()
             cursor.execute(f"DROP DATABASE {database}")

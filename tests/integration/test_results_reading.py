@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -15,34 +13,14 @@ from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.mysql import connections
 from cdc_core.results import TableReader, read_columns
 from examples.sandbox.sql_server import SqlServer
-from tests.integration.test_results_types import opened, read, require_equal, streamed
+from tests.integration.selected_rows import logged, opened, read, require_equal
+from tests.lab.refusals import raises
 from tests.lab.tcp_proxy import TcpProxy
 from tests.unit.binlog.reading import known_schema, mark
 
 
-@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
-def server(request: pytest.FixtureRequest) -> SqlServer:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def database(server: SqlServer) -> Iterator[str]:
-    name = f"res_{uuid.uuid4().hex[:8]}"
-    run(server, f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
-    yield name
-    run(server, f"DROP DATABASE {name}")
-
-
 def run(server: SqlServer, *statements: str) -> Any:
-    with server.connect(autocommit=True, charset="utf8mb4") as connection, connection.cursor() as cursor:
-        cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
-        for statement in statements:
-            cursor.execute(statement)
-        return cursor.fetchall()
-
-
-def is_mariadb(server: SqlServer) -> bool:
-    return "mariadb" in type(server).__name__.lower()
+    return server.run("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'", *statements)
 
 
 def filled(server: SqlServer, database: str, rows: int = 20_000) -> TableReader:
@@ -50,7 +28,7 @@ def filled(server: SqlServer, database: str, rows: int = 20_000) -> TableReader:
     run(
         server,
         f"CREATE TABLE {database}.t (id INT PRIMARY KEY, s VARCHAR(300), d DECIMAL(9,2), at DATETIME(3))",
-        "SET SESSION cte_max_recursion_depth = 100000" if not is_mariadb(server) else
+        "SET SESSION cte_max_recursion_depth = 100000" if not server.mariadb else
         "SET SESSION max_recursive_iterations = 100000",
         f"INSERT INTO {database}.t WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < {rows - 1})"
         " SELECT i, REPEAT(CHAR(97 + i % 26), 250), i / 4, '2024-02-29 01:02:03.004' FROM n",
@@ -79,11 +57,11 @@ ODD = (
 )
 
 
-def test_any_definition_is_read_as_it_is_streamed(server: SqlServer, database: str) -> None:
-    run(server, f"CREATE TABLE {database}.t ({ODD.format(invisible='INVISIBLE')})")
-    since = mark(server)
+def test_any_definition_is_read_as_it_is_streamed(any_server: SqlServer, database: str) -> None:
+    run(any_server, f"CREATE TABLE {database}.t ({ODD.format(invisible='INVISIBLE')})")
+    since = mark(any_server)
     run(
-        server,
+        any_server,
         f'INSERT INTO {database}.t (id, `a?b`, `tick``s`, `per%s`, `two words`, `é`, `"`, small, year_, flag, n, nv, '
         "bytes, c0, v0, b0, bt, t5, inv, eb, sb, ee, es, se, m) VALUES (1, -1, 42, 7.5, 7.5, 12345.678, 3.14159, 7, "
         "1999, TRUE, 'é', 'ü ', 'ab', '', '', '', 'bt', 't5', 9, 'b', 'x,y', '', 'x', 'b', 16777215), "
@@ -94,34 +72,34 @@ def test_any_definition_is_read_as_it_is_streamed(server: SqlServer, database: s
         f"INSERT INTO {database}.t (id, ge, mp) VALUES (5, ST_GeomFromText('GEOMETRYCOLLECTION(POINT(1 2))'), "
         "ST_GeomFromText('MULTIPOINT((1 2),(3 4))'))",
     )
-    wanted = streamed(server, since, database, mariadb=is_mariadb(server))["t"]
-    found = read(server, database, "t", opened(server))
+    wanted = logged(any_server, since, database)["t"]
+    found = read(any_server, database, "t", opened(any_server))
     require_equal(found, wanted)
     assert found.num_rows == 5
     assert found.column("inv").to_pylist() == [9, None, 5, 5, 5]
 
 
-def test_a_primary_key_of_any_type_gives_rows_in_the_order_asked_for(server: SqlServer, database: str) -> None:
+def test_a_primary_key_of_any_type_gives_rows_in_the_order_asked_for(any_server: SqlServer, database: str) -> None:
     run(
-        server,
+        any_server,
         f"CREATE TABLE {database}.t (k VARCHAR(5) CHARACTER SET latin1 PRIMARY KEY, v INT)",
         f"INSERT INTO {database}.t VALUES ('b', 1), ('Ä', 2), ('?', 3), ('c', 4)",
     )
-    reader = TableReader(opened(server), known_schema(server, database, "t"))
+    reader = TableReader(opened(any_server), known_schema(any_server, database, "t"))
     tail = f"FROM `{database}`.`t` FORCE INDEX (PRIMARY) WHERE `k` > '?' ORDER BY `k` DESC LIMIT 2"
     (batch,) = reader.batches(tail)
     assert batch.column("v").to_pylist() == [2, 4]
     assert list(reader.batches(f"FROM `{database}`.`t` WHERE k = 'none'")) == []
 
 
-def test_the_types_of_a_query_are_its_own(server: SqlServer, database: str) -> None:
+def test_the_types_of_a_query_are_its_own(any_server: SqlServer, database: str) -> None:
     run(
-        server,
+        any_server,
         f"CREATE TABLE {database}.t (id BIGINT UNSIGNED, l VARCHAR(9) CHARACTER SET latin1, d DECIMAL(9,2),"
         " e ENUM('ä'))",
         f"INSERT INTO {database}.t VALUES (18446744073709551615, 'Äé', 1.5, 'ä'), (2, NULL, -2.25, NULL)",
     )
-    connection = opened(server)
+    connection = opened(any_server)
     sql = (
         "SELECT id, l, e, d AS m, SUM(d) OVER () AS s, COUNT(*) OVER () AS n, NULL AS z, d / 3 AS q, "
         "MAX(d) OVER () AS h, 'é' AS t, CAST('2024-02-29 01:02:03.5' AS DATETIME(1)) AS at, X'FF00' AS x "
@@ -141,16 +119,16 @@ def test_the_types_of_a_query_are_its_own(server: SqlServer, database: str) -> N
 # Sizes
 
 
-def test_rows_are_whole_at_the_edge_of_a_packet_and_far_beyond_it(server: SqlServer, database: str) -> None:
+def test_rows_are_whole_at_the_edge_of_a_packet_and_far_beyond_it(any_server: SqlServer, database: str) -> None:
     """A row of exactly 2^24 - 1 bytes is followed by an empty packet."""
-    run(server, f"CREATE TABLE {database}.t (id INT PRIMARY KEY, b LONGBLOB)")
+    run(any_server, f"CREATE TABLE {database}.t (id INT PRIMARY KEY, b LONGBLOB)")
     head = 1 + 1 + 4 + 4  # 0x00, nulls, id, length
     edge = (1 << 24) - 1
     sizes = [3, edge - head - 1, edge - head, edge - head + 1, 2 * edge - head, 40_000_000, 2 * edge - head - 1, 0]
     for i, size in enumerate(sizes):
-        run(server, f"INSERT INTO {database}.t SELECT {i}, CONCAT(REPEAT('x', {size} - 1), '{i}')" if size else
+        run(any_server, f"INSERT INTO {database}.t SELECT {i}, CONCAT(REPEAT('x', {size} - 1), '{i}')" if size else
             f"INSERT INTO {database}.t VALUES ({i}, '')")  # fmt: skip
-    reader = TableReader(opened(server), known_schema(server, database, "t"))
+    reader = TableReader(opened(any_server), known_schema(any_server, database, "t"))
     for size_bytes in (1 << 12, 16 << 20):
         found = {
             row["id"]: row["b"]
@@ -162,8 +140,8 @@ def test_rows_are_whole_at_the_edge_of_a_packet_and_far_beyond_it(server: SqlSer
             assert found[i] == b"x" * (size - 1) + (str(i).encode() if size else b"")
 
 
-def test_batches_are_as_small_as_asked_for_and_together_the_whole(server: SqlServer, database: str) -> None:
-    reader = filled(server, database)
+def test_batches_are_as_small_as_asked_for_and_together_the_whole(any_server: SqlServer, database: str) -> None:
+    reader = filled(any_server, database)
     whole = list(reader.batches(f"FROM {database}.t ORDER BY id"))
     assert sum(batch.num_rows for batch in whole) == 20_000
     for rows, size_bytes in ((1000, 16 << 20), (1 << 16, 100_000), (1, 1 << 20), (7, 5000)):
@@ -176,48 +154,35 @@ def test_batches_are_as_small_as_asked_for_and_together_the_whole(server: SqlSer
         assert together.equals(pa.Table.from_batches(whole, reader.arrow)[:count], check_metadata=True)
 
 
-def test_a_table_with_many_columns(server: SqlServer, database: str) -> None:
+def test_a_table_with_many_columns(any_server: SqlServer, database: str) -> None:
     count = 1000
     columns = ", ".join(f"c{n} TINYINT" for n in range(count))
     values = ",".join("NULL" if n % 7 == 0 else str(n % 100) for n in range(count))
-    run(server, f"CREATE TABLE {database}.t ({columns})", f"INSERT INTO {database}.t VALUES ({values})")
-    (batch,) = TableReader(opened(server), known_schema(server, database, "t")).batches(f"FROM {database}.t")
+    run(any_server, f"CREATE TABLE {database}.t ({columns})", f"INSERT INTO {database}.t VALUES ({values})")
+    (batch,) = TableReader(opened(any_server), known_schema(any_server, database, "t")).batches(f"FROM {database}.t")
     assert list(batch.to_pylist()[0].values())[:-1] == [None if n % 7 == 0 else n % 100 for n in range(count)]
-
-
-def test_through_tls_the_same_rows_come(server: SqlServer, database: str) -> None:
-    plain = filled(server, database)
-    url = f"{server.url}/?ssl_mode=REQUIRED"
-    with connections.connect(connections.parse_url(url, where="tls"), where="tls") as encrypted:
-        with encrypted.cursor() as cursor:
-            cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
-            assert cursor.fetchone()[1]
-        reader = TableReader(encrypted, known_schema(server, database, "t"))
-        tail = f"FROM {database}.t ORDER BY id"
-        found = pa.Table.from_batches(reader.batches(tail, size_bytes=300_000))
-        assert found.equals(pa.Table.from_batches(plain.batches(tail)))
 
 
 # Ends
 
 
-def test_whatever_ends_the_statement_is_an_error_and_never_a_short_result(server: SqlServer, database: str) -> None:
-    reader = filled(server, database)
+def test_whatever_ends_the_statement_is_an_error_and_never_a_short_result(any_server: SqlServer, database: str) -> None:
+    reader = filled(any_server, database)
     connection = reader._connection
     for kill in ("KILL QUERY", "KILL"):
         rows = reader.batches(f"FROM {database}.t a, (SELECT 1 FROM {database}.t LIMIT 100) b", size_bytes=100_000)
         assert next(rows).num_rows
-        run(server, f"{kill} {connection.thread_id()}")
+        run(any_server, f"{kill} {connection.thread_id()}")
         refused(RetryLater, "connection.unreachable", lambda rows=rows: list(rows))
         if kill == "KILL QUERY":
             assert [batch.num_rows for batch in reader.batches(f"FROM {database}.t WHERE id < 5")] == [5]
     refused(RetryLater, "connection.unreachable", lambda: list(reader.batches(f"FROM {database}.t")))
 
 
-def test_after_an_error_of_the_server_the_connection_reads_on(server: SqlServer, database: str) -> None:
-    run(server, f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(10) CHARACTER SET latin1)",
+def test_after_an_error_of_the_server_the_connection_reads_on(any_server: SqlServer, database: str) -> None:
+    run(any_server, f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(10) CHARACTER SET latin1)",
         f"INSERT INTO {database}.t VALUES (1, 'ä'), (2, '<')")  # fmt: skip
-    reader = TableReader(opened(server), known_schema(server, database, "t"))
+    reader = TableReader(opened(any_server), known_schema(any_server, database, "t"))
     refused(RetryLater, "table.redefined", lambda: list(reader.batches(f"FROM {database}.gone")))
     refused(Refused, "connection.statement", lambda: list(reader.batches("FROM FROM")))
     refused(InternalError, "internal.defect", lambda: list(reader.batches(f"FROM {database}.t WHERE id = ?")))
@@ -230,11 +195,11 @@ def test_after_an_error_of_the_server_the_connection_reads_on(server: SqlServer,
         cursor.execute(f"SELECT v FROM {database}.t ORDER BY id")
         assert cursor.fetchall() == (("ä",), ("<",))
     statements = "SHOW GLOBAL STATUS LIKE 'Prepared_stmt_count'"
-    assert int(run(server, statements)[0][1]) == 0
+    assert int(run(any_server, statements)[0][1]) == 0
 
 
-def test_an_iterator_that_is_dropped_closes_the_connection(server: SqlServer, database: str) -> None:
-    reader = filled(server, database)
+def test_an_iterator_that_is_dropped_closes_the_connection(any_server: SqlServer, database: str) -> None:
+    reader = filled(any_server, database)
     rows = reader.batches(f"FROM {database}.t", rows=10)
     next(rows)
     rows.close()
@@ -242,13 +207,12 @@ def test_an_iterator_that_is_dropped_closes_the_connection(server: SqlServer, da
     refused(RetryLater, "connection.unreachable", lambda: list(reader.batches(f"FROM {database}.t")))
 
 
-def test_no_statement_is_mixed_with_an_answer_that_is_being_read(server: SqlServer, database: str) -> None:
-    reader = filled(server, database)
+def test_no_statement_is_mixed_with_an_answer_that_is_being_read(any_server: SqlServer, database: str) -> None:
+    reader = filled(any_server, database)
     rows = reader.batches(f"FROM {database}.t", rows=10)
     next(rows)
-    with pytest.raises(InternalError) as caught, reader._connection.cursor() as cursor:
+    with raises(InternalError, "internal.defect"), reader._connection.cursor() as cursor:
         cursor.execute("SELECT 1")
-    assert caught.value.code == "internal.defect"
     refused(RetryLater, "connection.unreachable", lambda: list(rows))
 
 
@@ -267,38 +231,46 @@ def test_no_statement_is_mixed_with_an_answer_that_is_being_read(server: SqlServ
     ],
 )
 def test_a_table_that_was_altered_since_its_definition_was_read_is_not_read(
-    server: SqlServer, database: str, change: str, says: str
+    any_server: SqlServer, database: str, change: str, says: str
 ) -> None:
-    reader = filled(server, database, rows=3)
-    run(server, f"ALTER TABLE {database}.t {change}")
+    reader = filled(any_server, database, rows=3)
+    run(any_server, f"ALTER TABLE {database}.t {change}")
     error = refused(RetryLater, "table.redefined", lambda: list(reader.batches(f"FROM {database}.t ORDER BY id")))
     assert says in str(error)
 
 
-def test_labels_that_were_altered_are_noticed_or_read_right(server: SqlServer, database: str) -> None:
+def test_labels_that_were_altered_are_noticed_or_read_right(any_server: SqlServer, database: str) -> None:
     run(
-        server,
+        any_server,
         f"CREATE TABLE {database}.t (id INT, e ENUM('a','b'), n ENUM('','b'))",
         f"INSERT INTO {database}.t VALUES (1, 'a', ''), (2, 'b', 'b')",
     )
-    reader = TableReader(opened(server), known_schema(server, database, "t"))
-    run(server, f"ALTER TABLE {database}.t MODIFY e ENUM('b','a')")
+    reader = TableReader(opened(any_server), known_schema(any_server, database, "t"))
+    run(any_server, f"ALTER TABLE {database}.t MODIFY e ENUM('b','a')")
     (batch,) = reader.batches(f"FROM {database}.t ORDER BY id")
     assert batch.column("e").to_pylist() == ["a", "b"]
-    run(server, f"ALTER TABLE {database}.t MODIFY e ENUM('b','c','a')", f"INSERT INTO {database}.t VALUES (3, 'c', '')")
+    run(
+        any_server,
+        f"ALTER TABLE {database}.t MODIFY e ENUM('b','c','a')",
+        f"INSERT INTO {database}.t VALUES (3, 'c', '')",
+    )
     refused(RetryLater, "table.redefined", lambda: list(reader.batches(f"FROM {database}.t")))
-    reader = TableReader(opened(server), known_schema(server, database, "t"))
-    run(server, f"ALTER TABLE {database}.t MODIFY n ENUM('','b','c')", f"INSERT INTO {database}.t VALUES (4, 'a', 'c')")
+    reader = TableReader(opened(any_server), known_schema(any_server, database, "t"))
+    run(
+        any_server,
+        f"ALTER TABLE {database}.t MODIFY n ENUM('','b','c')",
+        f"INSERT INTO {database}.t VALUES (4, 'a', 'c')",
+    )
     refused(RetryLater, "table.redefined", lambda: list(reader.batches(f"FROM {database}.t")))
 
 
-def test_a_connection_that_is_cut_anywhere_is_never_a_short_result(server: SqlServer, database: str) -> None:
-    filled(server, database, rows=400)
-    schema = known_schema(server, database, "t")
+def test_a_connection_that_is_cut_anywhere_is_never_a_short_result(any_server: SqlServer, database: str) -> None:
+    filled(any_server, database, rows=400)
+    schema = known_schema(any_server, database, "t")
     tail = f"FROM {database}.t ORDER BY id"
     outcomes = []
-    with TcpProxy(server.port) as proxy:
-        address = connections.parse_url(server.url.replace(f":{server.port}", f":{proxy.port}"), where="proxy")
+    with TcpProxy(any_server.port) as proxy:
+        address = connections.parse_url(any_server.url.replace(f":{any_server.port}", f":{proxy.port}"), where="proxy")
 
         def count() -> int:
             with connections.connect(address, where="proxy") as connection:
@@ -317,12 +289,12 @@ def test_a_connection_that_is_cut_anywhere_is_never_a_short_result(server: SqlSe
     assert outcomes.count(0) > 30
 
 
-def test_a_server_that_goes_silent_is_given_up_after_the_read_timeout(server: SqlServer, database: str) -> None:
-    filled(server, database)
-    with TcpProxy(server.port) as proxy:
-        address = connections.parse_url(server.url.replace(f":{server.port}", f":{proxy.port}"), where="proxy")
+def test_a_server_that_goes_silent_is_given_up_after_the_read_timeout(any_server: SqlServer, database: str) -> None:
+    filled(any_server, database)
+    with TcpProxy(any_server.port) as proxy:
+        address = connections.parse_url(any_server.url.replace(f":{any_server.port}", f":{proxy.port}"), where="proxy")
         with connections.connect(address, where="proxy", read_timeout=1.0) as connection:
-            reader = TableReader(connection, known_schema(server, database, "t"))
+            reader = TableReader(connection, known_schema(any_server, database, "t"))
             tail = f"FROM {database}.t, (SELECT 1 FROM {database}.t LIMIT 100) b"
             rows = reader.batches(tail, size_bytes=1 << 16)
             next(rows)
@@ -332,10 +304,10 @@ def test_a_server_that_goes_silent_is_given_up_after_the_read_timeout(server: Sq
             assert not connection.open
 
 
-def test_time_that_the_caller_takes_does_not_count_as_the_servers(server: SqlServer, database: str) -> None:
-    filled(server, database)
-    connection = opened(server, statement_timeout_s=1.5)
-    reader = TableReader(connection, known_schema(server, database, "t"))
+def test_time_that_the_caller_takes_does_not_count_as_the_servers(any_server: SqlServer, database: str) -> None:
+    filled(any_server, database)
+    connection = opened(any_server, statement_timeout_s=1.5)
+    reader = TableReader(connection, known_schema(any_server, database, "t"))
     seen = 0
     for number, batch in enumerate(reader.batches(f"FROM {database}.t", rows=5000)):
         seen += batch.num_rows
@@ -344,73 +316,40 @@ def test_time_that_the_caller_takes_does_not_count_as_the_servers(server: SqlSer
     assert seen == 20_000
 
 
-def test_in_a_snapshot_all_reads_see_the_same_rows(server: SqlServer, database: str) -> None:
-    reader = filled(server, database, rows=10)
-    with reader._connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-    run(server, f"DELETE FROM {database}.t WHERE id > 3")
-    for _ in range(2):
-        assert sum(batch.num_rows for batch in reader.batches(f"FROM {database}.t")) == 10
-    with reader._connection.cursor() as cursor:
-        cursor.execute("COMMIT")
-    assert sum(batch.num_rows for batch in reader.batches(f"FROM {database}.t")) == 4
-
-
-def test_two_readers_at_once_do_not_disturb_each_other(server: SqlServer, database: str) -> None:
-    first = filled(server, database)
-    schema = known_schema(server, database, "t")
-    wanted = pa.Table.from_batches(first.batches(f"FROM {database}.t ORDER BY id"))
-    found: list[pa.Table] = []
-
-    def read_all() -> None:
-        reader = TableReader(opened(server), schema)
-        for _ in range(3):
-            found.append(pa.Table.from_batches(reader.batches(f"FROM {database}.t ORDER BY id", rows=3000)))
-
-    threads = [threading.Thread(target=read_all) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 9
-    assert all(one.equals(wanted) for one in found)
-
-
-def test_an_account_needs_select_and_nothing_else(server: SqlServer, database: str) -> None:
+def test_an_account_needs_select_and_nothing_else(any_server: SqlServer, database: str) -> None:
     run(
-        server,
+        any_server,
         f"CREATE TABLE {database}.t (id INT, v INT)",
         f"INSERT INTO {database}.t VALUES (1, 2)",
         f"CREATE USER {database}@'%' IDENTIFIED BY 'secret'",
         f"GRANT SELECT (id) ON {database}.t TO {database}@'%'",
     )
-    address = connections.Server(server.host, server.port, database, "secret")
+    address = connections.Server(any_server.host, any_server.port, database, "secret")
     try:
         with connections.connect(address, where="reader") as connection:
-            reader = TableReader(connection, known_schema(server, database, "t"))
+            reader = TableReader(connection, known_schema(any_server, database, "t"))
             refused(Refused, "connection.grant", lambda: list(reader.batches(f"FROM {database}.t")))
-            run(server, f"GRANT SELECT ON {database}.t TO {database}@'%'")
+            run(any_server, f"GRANT SELECT ON {database}.t TO {database}@'%'")
             (batch,) = reader.batches(f"FROM {database}.t")
             assert batch.to_pylist() == [{"id": 1, "v": 2, "_cdc_literal": None}]
     finally:
-        run(server, f"DROP USER {database}@'%'")
+        run(any_server, f"DROP USER {database}@'%'")
 
 
 def test_a_document_that_the_server_does_not_print_is_refused_and_not_read_as_an_empty_text(
-    server: SqlServer, database: str
+    any_server: SqlServer, database: str
 ) -> None:
     """MySQL sends an empty text for one that is longer than max_allowed_packet, and a warning."""
     run(
-        server,
+        any_server,
         f"CREATE TABLE {database}.t (id INT PRIMARY KEY, doc JSON)",
         f"INSERT INTO {database}.t VALUES (1, '{{}}'), (2, CONCAT('[\"', REPEAT('x', 3 << 20), '\"]'))",
     )
-    schema = known_schema(server, database, "t")
-    ((limit,),) = run(server, "SELECT @@GLOBAL.max_allowed_packet")
-    run(server, f"SET GLOBAL max_allowed_packet = {1 << 20}")
+    schema = known_schema(any_server, database, "t")
+    ((limit,),) = run(any_server, "SELECT @@GLOBAL.max_allowed_packet")
+    run(any_server, f"SET GLOBAL max_allowed_packet = {1 << 20}")
     try:
-        reader = TableReader(opened(server), schema)
+        reader = TableReader(opened(any_server), schema)
 
         def documents(number: int) -> list[str]:
             (batch,) = reader.batches(f"FROM {database}.t WHERE id = {number}")
@@ -418,10 +357,10 @@ def test_a_document_that_the_server_does_not_print_is_refused_and_not_read_as_an
             return found
 
         assert documents(1) == ["{}"]
-        if is_mariadb(server):
+        if any_server.mariadb:
             assert [len(one) for one in documents(2)] == [(3 << 20) + 4]
         else:
             error = refused(Refused, "source.too_large", lambda: documents(2))
             assert "max_allowed_packet" in error.remedy
     finally:
-        run(server, f"SET GLOBAL max_allowed_packet = {limit}")
+        run(any_server, f"SET GLOBAL max_allowed_packet = {limit}")

@@ -12,26 +12,27 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core.errors import Refused
-from cdc_core.meta import Meta
+from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.coverage import How
-from cdc_core.operations.copy import pace
+from cdc_core.operations.copy import chunks
 from cdc_core.operations.copy.chunk_file import ChunkFile
+from cdc_core.operations.copy.copy_sources import readmit
 from cdc_core.operations.copy.pending import chosen, pending
-from cdc_core.operations.copy.readmission import readmit
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.isolated import isolated
 from cdc_core.stage.layout import SNAPSHOT
-from cdc_core.stage.stage_reader import by_key_batches, changes
-from tests.integration.one_server import ONE_SERVER
-from tests.integration.test_snapshot import Killed, at_source, in_stage, pending_tables, read, stage, swept
+from cdc_core.stage.stage_reader import by_key_batches
+from tests.integration.one_server import FIRST_MARIADB, ON_MARIADB, ON_MYSQL
+from tests.integration.test_snapshot import Killed
+from tests.lab.copying import copy, heal, is_equal, pending_tables, read, stage, swept
+from tests.lab.databases import fresh_name
 from tests.lab.lab import Lab
-from tests.lab.opened import opened
-from tests.lab.origin import fresh_name
+from tests.lab.refusals import raises
+from tests.lab.staged_tables import changes
 
 RESYNC = "on_unlogged_change: resync, on_unreadable: resync"
 SETUP = (
@@ -86,25 +87,6 @@ UNLOGGED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 USUAL = {"online schema change by triggers", "truncate partition", "create or replace"}
 
 
-def heal(line: Lab) -> None:
-    """What `lockstep run` does for the tables that are due, beside its own extraction."""
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        readmitted = readmit(
-            opened(line.pipeline, meta, store=line.store),
-            "shop",
-        )
-    if readmitted:
-        line.extract()  # where nothing was logged since, only meta knows yet that the table is captured again
-    read(line)
-    line.extract()
-    stage(line)
-
-
-def is_equal(line: Lab, *tables: str) -> None:
-    for table in tables:
-        assert in_stage(line, table) == at_source(line, table), table
-
-
 @pytest.mark.parametrize(
     "kind", [pytest.param(one, marks=() if one in USUAL else pytest.mark.matrix) for one in UNLOGGED]
 )
@@ -121,8 +103,7 @@ def test_rows_that_changed_unlogged_are_copied_again_and_those_that_are_gone_go(
     line.origin.execute("UPDATE t SET v = 77 WHERE id = 2", *statements, "INSERT IGNORE INTO t (id, w) VALUES (9, 'z')")
     line.drain()
     assert line.coverage["t"] is How.UNLOGGED
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        due = {one.name: one for one in pending(meta, "shop")}
+    due = {one.name: one for one in pending(line.meta, "shop")}
     assert due[f"{line.origin.name}.t"].copied_by_runs(line.pipeline)
     heal(line)
     line.origin.execute("DELETE FROM t WHERE id = 150", "INSERT IGNORE INTO t (id, w) VALUES (10, 'zz')")
@@ -197,7 +178,7 @@ def test_unlogged_changes_beside_writers_and_copies_end_with_the_rows_of_the_sou
     make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([2, 9, 30]))
+    monkeypatch.setattr(chunks, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([2, 9, 30]))
     line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED)
     line.drain()
@@ -288,13 +269,11 @@ def test_any_history_of_statements_without_rows_ends_with_the_rows_of_the_source
     line.origin.execute_on_server("SET GLOBAL log_bin_trust_function_creators = 1", f"CREATE DATABASE {names['o']}")
     line.origin.execute(*SETUP, "CREATE TABLE u LIKE t")
     try:
-        with closing(server.connect(names["o"], autocommit=True)) as connection, connection.cursor() as cursor:
-            for sql in BESIDE:
-                cursor.execute(sql.format(**names))
-        for _ in range(6):
+        server.run(*(sql.format(**names) for sql in BESIDE), database=names["o"])
+        for _ in range(3):
             with closing(server.connect(names["o"], autocommit=True)) as connection, connection.cursor() as cursor:
                 cursor.execute(f"SET SESSION binlog_format = {chance.choice(['ROW', 'STATEMENT', 'STATEMENT'])}")
-                for _ in range(chance.randint(1, 3)):
+                for _ in range(chance.randint(2, 6)):
                     with suppress(pymysql.err.MySQLError):
                         cursor.execute(chance.choice(STEPS).format(n=chance.randrange(9), **names))
             for _ in range(2):  # a copy that was read before the log was, and its changes, may want another
@@ -307,13 +286,14 @@ def test_any_history_of_statements_without_rows_ends_with_the_rows_of_the_source
         line.origin.execute_on_server(f"DROP DATABASE {names['o']}")
 
 
+@ON_MYSQL
 def test_a_copy_that_began_before_the_unlogged_change_is_dropped_and_the_next_one_counts(
     make_line: Callable[..., Lab],
 ) -> None:
     line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED)
     line.drain()
-    read(line, ["t"])
+    read(line, "t")
     line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0")
     line.drain()
     assert [table for table, _ in stage(line).dropped] == [f"{line.origin.name}.t"]
@@ -322,20 +302,8 @@ def test_a_copy_that_began_before_the_unlogged_change_is_dropped_and_the_next_on
     is_equal(line, "t")
 
 
-@ONE_SERVER
-def test_an_extractor_goes_on_from_a_copy_whose_copier_began_more_often(make_line: Callable[..., Lab]) -> None:
-    line = make_line(tables=RESYNC)
-    line.origin.execute(*PARTED, "ALTER TABLE t TRUNCATE PARTITION p0")
-    line.drain()
-    for _ in range(4):
-        read(line)
-    stage(line)
-    line.origin.execute("DELETE FROM t WHERE id = 150")
-    line.drain()
-    is_equal(line, "t")
-
-
 @pytest.mark.parametrize("change", ["logged", "unlogged", "into an empty table"])
+@ON_MARIADB
 def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_not_lost(
     make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
@@ -358,9 +326,7 @@ def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_
 
     with monkeypatch.context() as patch:
         patch.setattr(TableCopies, "begin", then)
-        read(line, ["t"])
-    line.drain()
-    stage(line)
+        copy(line, "t")
     assert line.coverage["t"] is (How.UNLOGGED if change == "unlogged" else How.COPIED)
     heal(line)
     is_equal(line, "t", "plain")
@@ -378,6 +344,7 @@ KILLED = [(HALF, True), (WHOLE, False), (SECOND, False)]
         for again in (False, True)
     ],
 )
+@ON_MYSQL
 def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
     make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, moment: str, changed_again: bool
 ) -> None:
@@ -401,7 +368,7 @@ def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, step, struck)
-        patch.setattr(ChunkFile, "discard", lambda _: None)  # a killed process removes nothing
+        patch.setattr(ChunkFile, "__exit__", lambda *_: None)  # a killed process removes nothing
         with pytest.raises(Killed):
             stage(line)
 
@@ -444,9 +411,8 @@ def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make
     line.origin.execute(ODD, "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (4, 4, 'd')")
     line.drain()
     assert line.coverage["t"] is How.ISOLATED
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, pytest.raises(Refused) as caught:
-        chosen(meta, "shop", [table])
-    assert caught.value.code == "table.not_captured"
+    with raises(Refused, "table.not_captured"):
+        chosen(line.meta, "shop", [table])
 
     heal(line)  # the cause is still there
     line.origin.execute("INSERT INTO t VALUES (5, 5, 'e')")
@@ -465,7 +431,7 @@ def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make
     assert pending_tables(line) == []
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(make_line: Callable[..., Lab]) -> None:
     line = make_line(tables=RESYNC)
     line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
@@ -480,7 +446,26 @@ def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(ma
     is_equal(line, "t")
 
 
-@ONE_SERVER
+@FIRST_MARIADB
+def test_an_isolated_table_is_read_again_where_a_copy_of_it_is_asked_for(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables="on_unreadable: isolate, on_unlogged_change: record")
+    line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
+    line.drain()
+    table = f"{line.origin.name}.t"
+    assert readmit(line.opened, "shop") == []
+    with line.meta.leases.held("shop", "an extractor", 60), raises(RetryLater, "lease.held"):
+        readmit(line.opened, "shop", [table])
+    assert readmit(line.opened, "shop", [table]) == [table]
+    assert readmit(line.opened, "shop", [table]) == [table], "until it is read"
+    line.extract()
+    assert readmit(line.opened, "shop", [table]) == []
+    assert line.meta.coverages.find("shop").tables[table].how is How.CAPTURED_AGAIN
+    copy(line, "t")
+    assert line.coverage["t"] is How.COPIED
+    is_equal(line, "t")
+
+
+@FIRST_MARIADB
 def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
     make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -498,39 +483,29 @@ def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
         return known(leases, *arguments, **options)
 
     monkeypatch.setattr(Leases, "held", held)
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        assert (
-            readmit(
-                opened(line.pipeline, meta, store=line.store),
-                "shop",
-            )
-            == {}
-        )
+    assert readmit(line.opened, "shop") == []
     is_equal(line, "t")
 
 
-@ONE_SERVER
+@FIRST_MARIADB
 def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(make_line: Callable[..., Lab]) -> None:
     line = make_line(tables=RESYNC)
     line.origin.execute(*SETUP)
     line.drain()
-    read(line, ["t"])
+    read(line, "t")
     line.origin.execute(ODD, "DELETE FROM t WHERE id = 1", EVEN)
     line.drain()
     assert stage(line).dropped[0][1].startswith("changes are missed since")
-    read(line, ["t"])
+    read(line, "t")
     line.origin.execute("DELETE FROM t WHERE id = 2")
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        readmit(
-            opened(line.pipeline, meta, store=line.store),
-            "shop",
-        )
+    readmit(line.opened, "shop")
     line.drain()
     stage(line)
     heal(line)
     is_equal(line, "t")
 
 
+@ON_MARIADB
 def test_a_table_that_the_pipeline_left_out_for_a_while_is_copied_again(make_line: Callable[..., Lab]) -> None:
     line = make_line(tables="on_unlogged_change: record")
     line.origin.execute(*SETUP)
@@ -550,6 +525,7 @@ def test_a_table_that_the_pipeline_left_out_for_a_while_is_copied_again(make_lin
     is_equal(line, "t")
 
 
+@ON_MYSQL
 def test_a_state_as_of_a_time_within_the_copy_has_no_fewer_rows_than_before_it(make_line: Callable[..., Lab]) -> None:
     line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED)

@@ -13,21 +13,20 @@ from typing import Any
 
 import pytest
 
-from cdc_core.meta import Meta
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.operations.check import check
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.copy.steps import copied_since
-from cdc_core.operations.repair import claims
+from cdc_core.operations.extract import side_by_side
 from cdc_core.operations.repair.reverse_query import Queried, look_up
 from cdc_core.operations.verify import source_rows
 from cdc_core.stage import manifest as manifests
-from tests.integration.test_repair import KEYS, Repaired, at_source, in_stage
-from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, numbers
-from tests.integration.test_verify import verified as verified
-from tests.lab.forked_commands import ForkedCommands
-from tests.lab.opened import opened
+from tests.integration.one_server import FIRST_MARIADB, FIRST_MYSQL
+from tests.integration.test_repair import KEYS
+from tests.lab.copying import at_source, in_stage, is_equal
+from tests.lab.shell import export
+from tests.lab.verified import Verified
 
 FLOATING = {
     "f": "FLOAT", "dd": "DOUBLE", "fd": "FLOAT(12,3)", "ddd": "DOUBLE(20,4)", "fu": "FLOAT UNSIGNED",
@@ -37,7 +36,7 @@ FLOATING = {
 
 
 def configured(run: Verified, *, text: str = "older_than: 1s") -> Verified:
-    run.line.change(reverse_query=text)
+    run.change(reverse_query=text)
     return run
 
 
@@ -45,18 +44,19 @@ def queried(
     run: Verified, *, extract_on: Callable[[str], object] | None = None, later_s: float = 2.0, **environ: str
 ) -> Queried:
     """What is staged and old by then is looked up some seconds later."""
-    pipeline, known = run.line.pipeline, {**run.environ, **environ}
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, pytest.MonkeyPatch.context() as patch:
-        now_us = meta.now_us
-        patch.setattr(meta, "now_us", lambda: now_us() + int(later_s * 1e6))
+    with pytest.MonkeyPatch.context() as patch:
+        now_us = run.meta.now_us
+        patch.setattr(run.meta, "now_us", lambda: now_us() + int(later_s * 1e6))
         if extract_on is not None:
-            patch.setattr(claims, "extract_if_free", lambda _, source: extract_on(source))
-        return look_up(opened(pipeline, meta, known), ["copy"])
+            patch.setattr(side_by_side, "extract_if_free", lambda _, source: extract_on(source) or True)
+        ready = run.opened
+        export(environ)
+        return look_up(ready, ["copy"])
 
 
 def claimed(run: Verified) -> list[int]:
     """Rows of each claim of a reverse query."""
-    chunks = [chunk for batch in run.line.chain for chunk in batch.chunks]
+    chunks = [chunk for batch in run.chain for chunk in batch.chunks]
     assert all(one.by_key for one in chunks if one.queried)
     return [one.rows for one in chunks if one.queried]
 
@@ -66,11 +66,11 @@ def test_old_changes_that_no_target_has_become_the_rows_of_the_source_and_are_as
     verified: Callable[..., Verified],
 ) -> None:
     run = configured(verified())
-    numbers(run, 8)
+    run.numbers(8)
     assert queried(run) == Queried()  # every target has them
     run.source("UPDATE number SET v = 'logged' WHERE id IN (1, 2, 3)", "UPDATE number SET id = 70 WHERE id = 4",
                "DELETE FROM number WHERE id = 5", "INSERT INTO number VALUES (80, 'logged', NULL)")  # fmt: skip
-    run.drain()
+    run.extract()
     run.unlogged(
         "UPDATE number SET v = 'silent' WHERE id = 2", "DELETE FROM number WHERE id IN (3, 80)",
         "INSERT INTO number VALUES (5, 'silent', NULL)", "UPDATE number SET v = 'not asked for' WHERE id = 6",
@@ -83,38 +83,35 @@ def test_old_changes_that_no_target_has_become_the_rows_of_the_source_and_are_as
     again = queried(run)
     assert (again.keys, again.batches) == (0, ())
     run.source("UPDATE number SET v = 'later' WHERE id = 2")
-    run.drain()
+    run.extract()
     assert queried(run).keys == 1
-    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        assert meta.copied.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
-        before = {one.batch_id for one in meta.batches.find("shop")}
-    (run.line.folder / "meta.db").unlink()
-    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        lease, _ = meta.rebuild(meta.leases.acquire("shop", "me", 60), run.line.chain)
-        meta.leases.release(lease)
-        assert ({one.batch_id for one in meta.batches.find("shop")}, meta.copied.repaired("shop", 1e6)) == (before, 0)
-    assert manifests.verify(run.line.store, "shop", deep=True) == []
+    assert run.meta.copied.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
+    before = {one.batch_id for one in run.meta.batches.find("shop")}
+    run.lose_meta()
+    run.rebuild()
+    assert {one.batch_id for one in run.meta.batches.find("shop")} == before
+    assert run.meta.copied.repaired("shop", 1e6) == 0
+    assert manifests.verify(run.store, "shop", deep=True) == []
 
 
 @FIRST_MARIADB
 def test_an_answer_is_not_taken_for_a_copy_of_its_table(verified: Callable[..., Verified]) -> None:
     """A run of the snapshot DAG would leave out tables that were copied since it was asked for."""
     run = configured(verified())
-    numbers(run, 5)
+    run.numbers(5)
     run.source("UPDATE number SET v = 'logged' WHERE id = 1")
-    run.drain()
+    run.extract()
     assert queried(run).rows == 1
-    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        assert copied_since(opened(run.line.pipeline, meta), "shop", 0) == frozenset()
+    assert copied_since(run.opened, "shop", 0) == frozenset()
 
 
 @FIRST_MARIADB
 def test_definitions_that_meta_lacks_are_read_from_the_manifests(verified: Callable[..., Verified]) -> None:
     run = configured(verified())
-    numbers(run, 5)
+    run.numbers(5)
     run.source("UPDATE number SET v = 'logged' WHERE id = 1")
-    run.drain()
-    with closing(sqlite3.connect(run.line.folder / "meta.db")) as meta, meta:
+    run.extract()
+    with closing(sqlite3.connect(run.folder / "meta.db")) as meta, meta:
         meta.execute("DELETE FROM schema_version")
     done = queried(run)
     assert (done.rows, done.error) == (1, None)
@@ -124,10 +121,10 @@ def test_definitions_that_meta_lacks_are_read_from_the_manifests(verified: Calla
 @FIRST_MARIADB
 def test_what_is_not_old_is_applied_as_it_was_logged(verified: Callable[..., Verified]) -> None:
     run = configured(verified(), text="older_than: 1h")
-    numbers(run, 5)
+    run.numbers(5)
     run.source("UPDATE number SET v = 'logged' WHERE id = 1")
     run.source("SET SESSION timestamp = UNIX_TIMESTAMP() - 7200", "UPDATE number SET v = 'old' WHERE id = 2")
-    run.drain()
+    run.extract()
     done = queried(run)
     assert (done.keys, done.rows, claimed(run)) == (1, 1, [1])
 
@@ -137,9 +134,9 @@ def test_what_the_source_writes_while_it_is_asked_is_newer_than_the_answer(
     verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = configured(verified())
-    numbers(run, 8)
+    run.numbers(8)
     run.source("UPDATE number SET v = 'logged' WHERE id < 6", "DELETE FROM number WHERE id = 6")
-    run.drain()
+    run.extract()
     pending = ["UPDATE number SET v = 'later' WHERE id = 3", "DELETE FROM number WHERE id = 4",
                "INSERT INTO number VALUES (6, 'later', NULL)"]  # fmt: skip
     after = ["UPDATE number SET v = 'latest' WHERE id IN (3, 5)"]
@@ -153,13 +150,13 @@ def test_what_the_source_writes_while_it_is_asked_is_newer_than_the_answer(
     def extract_on(_: str) -> None:
         while after:
             run.source(after.pop())
-        run.drain()
+        run.extract()
 
     monkeypatch.setattr(source_rows, "high_of", written)
     done = queried(run, extract_on=extract_on)
     assert (done.error, pending, after, claimed(run)) == (None, [], [], [7])
-    run.drain()
-    assert sorted(in_stage(run, "number"), key=repr) == sorted(at_source(run, "number"), key=repr)
+    run.extract()
+    is_equal(run, "number")
 
 
 @pytest.mark.matrix
@@ -170,7 +167,7 @@ def test_no_row_that_is_there_is_taken_for_a_missing_one_whatever_its_key(verifi
     for name, (kind, first, second, third) in KEYS.items():
         create = f"CREATE TABLE k_{name} (id {kind} NOT NULL, v VARCHAR(9), PRIMARY KEY (id))"
         run.source(create, zone, f"INSERT IGNORE INTO k_{name} VALUES ({first}, 'a'), ({second}, 'b'), ({third}, 'c')")
-    run.drain()
+    run.extract()
     done = queried(run)
     assert (done.error, done.deletes) == (None, 0), done
     assert done.left_out == {}
@@ -214,7 +211,7 @@ def test_a_row_is_found_by_any_float_that_the_log_has_of_its_key(
                 "SET SESSION sql_mode = ''",
                 f"INSERT IGNORE INTO alone_{name} VALUES {alone}", f"INSERT IGNORE INTO both_{name} VALUES {both}",
             )  # fmt: skip
-    run.drain()
+    run.extract()
     done = queried(run)
     tables = [f"{shape}_{name}" for shape in ("alone", "both") for name in FLOATING]
     assert (done.error, done.deletes, done.left, done.left_out) == (None, 0, 0, {}), done
@@ -228,7 +225,7 @@ def test_a_float_that_changed_its_sign_of_zero_alone_is_still_there(
     run = configured(verified())
     run.source(f"CREATE TABLE signed (id {kind} PRIMARY KEY, v INT)", "INSERT INTO signed VALUES (-0e0, 1), (2, 2)",
                "UPDATE signed SET id = 0e0 WHERE id = 0e0")  # fmt: skip
-    run.drain()
+    run.extract()
     done = queried(run)
     assert (done.error, done.rows) == (None, 2), done
     assert sorted(map(str, in_stage(run, "signed"))) == sorted(map(str, at_source(run, "signed")))
@@ -240,7 +237,7 @@ def test_a_key_that_changed_its_case_alone_is_still_there(verified: Callable[...
     run = configured(verified())
     run.source("CREATE TABLE cased (id VARCHAR(9) COLLATE utf8mb4_general_ci PRIMARY KEY, v INT)",
                "INSERT INTO cased VALUES ('a', 1), ('b', 2)", "UPDATE cased SET id = 'A' WHERE id = 'a'")  # fmt: skip
-    run.drain()
+    run.extract()
     done = queried(run)
     assert (done.error, done.rows) == (None, 2), done
     assert sorted(in_stage(run, "cased")) == sorted(at_source(run, "cased")) == [("A", 1), ("b", 2)]
@@ -255,7 +252,7 @@ def test_no_delete_is_staged_by_a_key_by_which_a_target_does_not_know_its_rows(
                "INSERT INTO person VALUES (1, 'a'), (2, 'b')")  # fmt: skip
     run.load("person")
     run.source("UPDATE person SET email = 'c' WHERE id = 1", "DELETE FROM person WHERE id = 2")
-    run.drain()
+    run.extract()
     done = queried(run)
     assert (done.keys, done.deletes, done.error) == (0, 0, None), done
     assert "other columns (email)" in done.left_out["person"]
@@ -263,28 +260,25 @@ def test_no_delete_is_staged_by_a_key_by_which_a_target_does_not_know_its_rows(
 
 
 @FIRST_MARIADB
-def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
-    verified: Callable[..., Verified],
-) -> None:
+def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(verified: Callable[..., Verified]) -> None:
     run = verified(tables="columns: {mask: ['.*masked[.]id'], salt: env:SALT}")
     configured(run, text="older_than: 1s, max_keys: 3, wait_s: 2")
     run.source("CREATE TABLE masked (id VARCHAR(20) PRIMARY KEY)", "INSERT INTO masked VALUES ('a')",
                "CREATE TABLE bare (id INT)", "INSERT INTO bare VALUES (1)")  # fmt: skip
-    numbers(run, 5)
+    run.numbers(5)
     run.source("UPDATE number SET v = 'logged'", "INSERT INTO masked VALUES ('b')", "INSERT INTO bare VALUES (1)")
-    run.drain()
+    run.extract()
     nobody = run.environ["SOURCE"].rpartition(":")[0] + ":1"
     done = queried(run, SOURCE=nobody)
     assert done.error is not None
     assert ("applied as they were logged" in " ".join(done.notes), claimed(run)) == (True, [])
-    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        with copier_lease(opened(run.line.pipeline, meta), "shop"):
-            found = queried(run)
-        assert getattr(found.error, "code", "") == "lease.held"
-        meta.copies.pause("shop", "me")
+    with copier_lease(run.opened, "shop"):
         found = queried(run)
-        assert getattr(found.error, "code", "") == "snapshot.paused"
-        meta.copies.resume("shop")
+    assert getattr(found.error, "code", "") == "lease.held"
+    run.meta.copies.pause("shop", "me")
+    found = queried(run)
+    assert getattr(found.error, "code", "") == "snapshot.paused"
+    run.meta.copies.resume("shop")
     done = queried(run)
     assert (done.keys, done.rows, done.left, done.error) == (3, 3, 2, None)
     assert set(done.left_out) == {"masked", "bare"}
@@ -306,9 +300,9 @@ def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
     verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch, owner: type, name: str, when: str
 ) -> None:
     run = configured(verified())
-    numbers(run, 5)
+    run.numbers(5)
     run.source("UPDATE number SET v = 'logged' WHERE id < 3")
-    run.drain()
+    run.extract()
     run.unlogged("UPDATE number SET v = 'silent' WHERE id = 1")
     with monkeypatch.context() as patch:
         step = getattr(owner, name)
@@ -323,48 +317,45 @@ def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
             queried(run)
     queried(run)
     queried(run)
-    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        assert meta.copied.decided("shop") == ()
+    assert run.meta.copied.decided("shop") == ()
     assert claimed(run) == [3]
-    assert sorted(in_stage(run, "number"), key=repr) == sorted(at_source(run, "number"), key=repr)
-    assert manifests.verify(run.line.store, "shop", deep=True) == []
+    is_equal(run, "number")
+    assert manifests.verify(run.store, "shop", deep=True) == []
 
 
 @pytest.mark.matrix
 @pytest.mark.spark
-def test_a_run_writes_the_rows_that_the_source_has_and_its_ledger_adds_up(
-    verified: Callable[..., Verified], commands: ForkedCommands
-) -> None:
+def test_a_run_writes_the_rows_that_the_source_has_and_its_ledger_adds_up(verified: Callable[..., Verified]) -> None:
     run = configured(verified())
-    numbers(run, 9)
-    line = Repaired(run, commands)
-    line.ok("run")
+    run.numbers(9)
+    run.ok("run")
     run.source("UPDATE number SET v = 'logged' WHERE id < 4", "DELETE FROM number WHERE id = 5")
-    run.drain()
+    run.extract()
     run.unlogged("UPDATE number SET v = 'silent' WHERE id = 2", "DELETE FROM number WHERE id = 3")
     time.sleep(1.1)
-    done = line.ok("run")
+    done = run.ok("run")
     assert done["reverse_query"]["keys"] == 5
     assert all(entry["problems"] == [] for entry in done["ledgers"])
-    assert line.rows("number") == sorted(at_source(run, "number"))
-    assert line.ok("verify")["equal"] is True
-    assert line.ok("run")["reverse_query"]["keys"] == 0
+    assert run.rows("number") == sorted(at_source(run, "number"))
+    assert run.ok("verify")["equal"] is True
+    assert run.ok("run")["reverse_query"]["keys"] == 0
 
 
 @FIRST_MARIADB
 def test_check_names_the_tables_that_the_account_may_not_read(verified: Callable[..., Verified]) -> None:
     run = configured(verified())
-    name = run.line.origin.name
+    name = run.origin.name
     run.source("CREATE TABLE open (id INT PRIMARY KEY, v INT)", "CREATE TABLE shut (id INT PRIMARY KEY, v INT)")
-    run.line.origin.execute_on_server(
+    run.origin.execute_on_server(
         f"CREATE USER reading_{name}@'%' IDENTIFIED BY 'secret'",
         f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO reading_{name}@'%'",
         f"GRANT SELECT ON {name}.open TO reading_{name}@'%'", f"GRANT SELECT (id) ON {name}.shut TO reading_{name}@'%'",
     )  # fmt: skip
     try:
         place = run.environ["SOURCE"].rpartition("@")[2]
-        report = check(run.line.pipeline, environ={**run.environ, "SOURCE": f"mysql://reading_{name}:secret@{place}"})
+        export({**run.environ, "SOURCE": f"mysql://reading_{name}:secret@{place}"})
+        report = check(run.pipeline)
         (found,) = [one for one in report.findings if "reverse query" in one.subject]
         assert (found.status, f"{name}.shut" in found.what, f"{name}.open" in found.what) == ("warn", True, False)
     finally:
-        run.line.origin.execute_on_server(f"DROP USER reading_{name}@'%'")
+        run.origin.execute_on_server(f"DROP USER reading_{name}@'%'")

@@ -19,9 +19,7 @@ from botocore.exceptions import ClientError
 from examples.sandbox import artifacts
 from examples.sandbox.cache import SandboxError, cached
 from examples.sandbox.mariadb import MariaDb
-from examples.sandbox.mysql import MySql
-from examples.sandbox.postgres import Postgres
-from examples.sandbox.s3 import S3Server
+from tests.lab.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -34,34 +32,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "still not so after the limit"
-        time.sleep(0.05)
-
-
-def one(server, sql: str):
-    with server.connect() as connection, connection.cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()
-
-
-def test_mariadb_is_ready_when_started_and_writes_a_binlog_that_names_its_columns(mariadb):
-    row = one(
-        mariadb,
-        "SELECT @@version, @@log_bin, @@binlog_format, @@binlog_row_metadata, @@binlog_row_image, @@local_infile",
-    )
-    assert row[0].startswith("11.4.5")
-    assert row[1:] == (1, "ROW", "FULL", "FULL", 1)
-
-
-def test_mysql_is_ready_when_started_with_gtids_and_full_metadata(mysql9):
-    row = one(mysql9, "SELECT @@version, @@gtid_mode, @@binlog_format, @@binlog_row_metadata, @@local_infile")
-    assert int(row[0].split(".")[0]) >= 8
-    assert row[1:] == ("ON", "ROW", "FULL", 1)
-
-
 @pytest.mark.parametrize("fixture", ["mariadb", "mysql9"])
 def test_no_account_of_a_sql_server_is_without_a_password(fixture, request):
     server = request.getfixturevalue(fixture)
@@ -70,59 +40,26 @@ def test_no_account_of_a_sql_server_is_without_a_password(fixture, request):
             pymysql.connect(host=host, port=server.port, user="root", password="")
     assert server.password not in repr(server)
     accounts = "SELECT COUNT(*) FROM mysql.user WHERE user = '' OR (user = 'root' AND authentication_string = '')"
-    assert one(server, accounts) == (0,)
+    assert server.run(accounts) == [(0,)]
 
 
-@pytest.mark.parametrize("fixture", ["mariadb", "mysql9"])
-def test_the_url_leads_to_the_server(fixture, request):
-    server = request.getfixturevalue(fixture)
-    assert server.url == f"mysql://root:{server.password}@127.0.0.1:{server.port}"
-    assert one(server, "SELECT @@port") == (server.port,)
-
-
-def test_two_servers_have_their_own_ports_data_and_ids(mariadb, mariadb_target):
-    assert mariadb.port != mariadb_target.port
-    assert mariadb.directory != mariadb_target.directory
-    assert (one(mariadb, "SELECT @@server_id"), one(mariadb_target, "SELECT @@server_id")) == ((1,), (2,))
-
-
-@pytest.mark.parametrize("fixture", ["mariadb", "mysql9"])
-def test_committed_rows_and_the_binlog_are_there_after_a_crash_and_a_restart(fixture, request, tmp_path):
-    kind = type(request.getfixturevalue(fixture))
-    with kind.start(tmp_path / "server", server_id=9) as server:
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE d")
-            cursor.execute("CREATE TABLE d.t (a INT PRIMARY KEY)")
-            cursor.execute("INSERT INTO d.t VALUES (7)")
-        crashed = server.pid
-        server.kill()
-        assert server.pid is None
-        assert not alive(crashed)
-        server.restart()
-        assert one(server, "SELECT a FROM d.t") == (7,)
-        with server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("SHOW BINARY LOGS")
-            assert [row[0] for row in cursor.fetchall()] == ["binlog.000001", "binlog.000002"]
-    with kind.start(tmp_path / "server", server_id=9) as server:
-        assert one(server, "SELECT a FROM d.t") == (7,)
-
-
-def test_options_reach_the_server_and_replace_the_defaults():
-    with MariaDb.start(server_id=4, options={"binlog_row_metadata": "NO_LOG", "log-slave-updates": None}) as server:
-        assert one(server, "SELECT @@binlog_row_metadata, @@log_slave_updates") == ("NO_LOG", 1)
+def test_a_server_has_its_options_outlives_the_thread_that_started_it_and_dies_with_its_guard():
+    options = {"binlog_row_metadata": "NO_LOG", "log-slave-updates": None}
+    with ThreadPoolExecutor(1) as pool:
+        server = pool.submit(MariaDb.start, server_id=4, options=options).result()
+    with server:
+        assert server.run("SELECT @@binlog_row_metadata, @@log_slave_updates") == [("NO_LOG", 1)]
+        directory, pid = server.directory, server.pid
+        assert directory.exists()
+        guard = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        os.kill(guard, signal.SIGKILL)
+        wait_until(lambda: not alive(pid))
+    assert not directory.exists()
 
 
 def test_a_server_that_cannot_start_says_why():
     with pytest.raises(SandboxError, match="no-such-option"):
         MariaDb.start(options={"no-such-option": "1"})
-
-
-def test_a_temporary_folder_goes_with_its_server():
-    with MariaDb.start() as server:
-        directory, pid = server.directory, server.pid
-        assert directory.exists()
-    assert not directory.exists()
-    assert not alive(pid)
 
 
 def test_the_s3_server_checks_secrets_and_writes_on_condition(s3_server):
@@ -151,32 +88,18 @@ def test_postgres_is_ready_when_started_and_not_run_by_root(postgres):
     assert Path(f"/proc/{postgres.pid}").stat().st_uid != 0
 
 
-def test_postgres_keeps_its_data_over_a_crash():
-    with Postgres.start() as server:
-        url = server.url().replace("+psycopg", "")
-        with psycopg.connect(url) as connection:
-            connection.execute("CREATE TABLE t AS SELECT 7 AS a")
-        server.kill()
-        server.restart()
-        with psycopg.connect(url) as connection:
-            assert connection.execute("SELECT a FROM t").fetchone() == (7,)
-
-
 START_AND_WAIT = """
 import sys, time
-from {module} import {name}
-server = {name}.start()
+from examples.sandbox.postgres import Postgres
+server = Postgres.start()
 print(server.pid, server.directory, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("kind", [MariaDb, MySql, Postgres, S3Server])
-def test_a_server_dies_with_a_parent_that_is_killed(kind, request):
-    if kind is MySql:
-        request.getfixturevalue("mysql9")
-    script = START_AND_WAIT.format(module=kind.__module__, name=kind.__name__)
-    parent = subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+def test_a_server_dies_with_a_parent_that_is_killed():
+    """One of another user, whose change clears what a kernel does for a child."""
+    parent = subprocess.Popen([sys.executable, "-c", START_AND_WAIT], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     try:
         pid_text, directory = parent.stdout.readline().split()
         assert alive(int(pid_text))
@@ -186,21 +109,6 @@ def test_a_server_dies_with_a_parent_that_is_killed(kind, request):
         parent.stdout.close()
     wait_until(lambda: not alive(int(pid_text)))
     wait_until(lambda: not Path(directory).exists())
-
-
-def test_a_server_dies_with_its_guard():
-    with MariaDb.start() as server:
-        pid = server.pid
-        guard = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        os.kill(guard, signal.SIGKILL)
-        wait_until(lambda: not alive(pid))
-
-
-def test_a_server_outlives_the_thread_that_started_it():
-    with ThreadPoolExecutor(1) as pool:
-        server = pool.submit(MariaDb.start).result()
-    with server:
-        assert one(server, "SELECT 1") == (1,)
 
 
 def _build_slowly(into: Path) -> None:

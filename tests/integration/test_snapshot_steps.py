@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cdc_core.config import Pipeline
 from cdc_core.errors import ConnectionLost, Refused, RetryLater, TableRefused
-from cdc_core.meta import CopyState, Lease, Meta
+from cdc_core.meta import Meta
+from cdc_core.meta.meta_rows import CopyState
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.operations.copy import copier, pace, steps
+from cdc_core.operations.copy import chunks, copier, steps
 from cdc_core.operations.copy import key_ranges as keys
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.copy.copy_sources import copy_sources
@@ -22,16 +21,19 @@ from cdc_core.operations.copy.pending import chosen, pending
 from cdc_core.operations.copy.staging import Staged
 from cdc_core.operations.extract.side_by_side import extract_if_free
 from cdc_core.operations.rebuild import rebuild as rebuild_source
-from cdc_core.stage.stage_reader import table_state
+from tests.integration.one_server import FIRST_MYSQL
 from tests.lab.lab import Lab
-from tests.lab.opened import opened as ready
+from tests.lab.staged_tables import table_state
+
+pytestmark = FIRST_MYSQL
 
 
 @pytest.fixture
 def line(make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> Lab:
     """A pipeline that begins after the tables `t` (100 rows), and `odd`, whose key is taken for one of an odd type."""
     numbers = ", ".join(f"({number}, {number})" for number in range(1, 101))
-    make_line().origin.execute(
+    made = make_line(snapshot="mode: initial")
+    made.origin.execute(
         "CREATE TABLE t (id INT PRIMARY KEY, v INT)", f"INSERT INTO t VALUES {numbers}",
         "CREATE TABLE odd (id INT PRIMARY KEY, v INT)", "INSERT INTO odd VALUES (1, 1)",
     )  # fmt: skip
@@ -43,50 +45,34 @@ def line(make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> Lab:
         return known(schema)
 
     monkeypatch.setattr(keys, "key_columns", key_columns)
-    made = make_line()
-    made.pipeline = Pipeline.model_validate(
-        {**made.pipeline.model_dump(exclude_unset=True), "snapshot": {"mode": "initial"}}
-    )
+    made.begin_now()
     monkeypatch.setenv("SOURCE", made.origin.sql.url)
     made.drain()
     return made
 
 
-@contextmanager
-def opened(line: Lab, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
-    with (
-        Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(ready(line.pipeline, meta, holder=holder), "shop") as lease,
-    ):
-        yield meta, lease
-
-
 def read(line: Lab, *names: str) -> dict[str, Refused]:
-    environ = {"SOURCE": line.origin.sql.url, "SALT": "salt"}
-    with opened(line) as (meta, lease):
-        tables = chosen(meta, "shop", [f"{line.origin.name}.{one}" for one in names]) or pending(meta, "shop")
-        return steps.read_tables(ready(line.pipeline, meta, environ), "shop", tables, lease)
+    tables = chosen(line.meta, "shop", [f"{line.origin.name}.{one}" for one in names]) or pending(line.meta, "shop")
+    with copier_lease(line.opened, "shop") as lease:
+        return steps.read_tables(line.opened, "shop", tables, lease)
 
 
 def stage(line: Lab) -> Staged:
-    with opened(line) as (meta, lease):
-        return steps.stage_read(ready(line.pipeline, meta, {"SALT": "salt"}), "shop", lease)
+    with copier_lease(line.opened, "shop") as lease:
+        return steps.stage_read(line.opened, "shop", lease)
 
 
 def extracted(line: Lab) -> bool:
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        return extract_if_free(ready(line.pipeline, meta), "shop")
+    return extract_if_free(line.opened, "shop")
 
 
 def states(line: Lab) -> dict[str, CopyState]:
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        (source,) = meta.status.find().sources
+    (source,) = line.meta.status.find().sources
     return {one.table.partition(".")[2]: one.state for one in source.copies}
 
 
 def due(line: Lab) -> list[str]:
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        return [one.name.partition(".")[2] for one in steps.due(ready(line.pipeline, meta), "shop")]
+    return [one.name.partition(".")[2] for one in steps.due(line.opened, "shop")]
 
 
 def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_starts_none_by_itself(line: Lab) -> None:
@@ -101,9 +87,8 @@ def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_star
     assert stage(line).tables == (f"{line.origin.name}.t",)
     assert due(line) == []
     assert states(line) == {"odd": CopyState.REFUSED, "t": CopyState.COPIED}
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        assert steps.copied_since(ready(line.pipeline, meta), "shop", before_us) == {f"{line.origin.name}.t"}
-        assert steps.copied_since(ready(line.pipeline, meta), "shop", time.time_ns() // 1000) == frozenset()
+    assert steps.copied_since(line.opened, "shop", before_us) == {f"{line.origin.name}.t"}
+    assert steps.copied_since(line.opened, "shop", time.time_ns() // 1000) == frozenset()
     line.origin.execute("ALTER TABLE odd ADD COLUMN w INT")
     line.drain()
     assert read(line) == {}  # each copy of what is pending tries it again
@@ -115,14 +100,13 @@ def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_star
 
 def test_what_another_process_has_copied_since_it_was_seen_as_pending_is_not_copied_once_more(line: Lab) -> None:
     """Of several sources, the tables of the last one are seen hours before they are copied."""
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        seen = pending(meta, "shop")
-        assert copy_sources(ready(line.pipeline, meta), {"shop": seen}).staged["shop"].batches
-        again = copy_sources(ready(line.pipeline, meta), {"shop": seen})
-        assert again.staged == {}
-        assert list(again.refused) == [f"shop: {line.origin.name}.odd"]  # what is left of them
-        asked = chosen(meta, "shop", [f"{line.origin.name}.t"])
-        assert copy_sources(ready(line.pipeline, meta), {"shop": asked}).staged["shop"].tables == (asked[0].name,)
+    seen = pending(line.meta, "shop")
+    assert copy_sources(line.opened, {"shop": seen}).staged["shop"].batches
+    again = copy_sources(line.opened, {"shop": seen})
+    assert again.staged == {}
+    assert list(again.refused) == [f"shop: {line.origin.name}.odd"]  # what is left of them
+    asked = chosen(line.meta, "shop", [f"{line.origin.name}.t"])
+    assert copy_sources(line.opened, {"shop": asked}).staged["shop"].tables == (asked[0].name,)
 
 
 def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
@@ -144,8 +128,7 @@ def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
         return known(meta, *arguments)
 
     monkeypatch.setattr(Meta, "rebuild", rebuild)
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        rebuild_source(ready(line.pipeline, meta), "shop")
+    rebuild_source(line.opened, "shop")
     stage(line)
     assert due(line) == []
     assert states(line)["t"] is CopyState.COPIED
@@ -157,7 +140,7 @@ def test_rows_that_were_read_before_a_column_was_masked_are_not_staged(
     line: Lab, monkeypatch: pytest.MonkeyPatch, read_first: str
 ) -> None:
     """Between two tasks of the snapshot DAG, or between a copy that was stopped and the next one."""
-    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 30)
+    monkeypatch.setattr(chunks, "chunk_rows", lambda size_bytes, row_bytes: 30)
     if read_first == "a part":
         kept = TableCopies.chunk_read
 
@@ -171,10 +154,7 @@ def test_rows_that_were_read_before_a_column_was_masked_are_not_staged(
                 read(line, "t")
     else:
         read(line, "t")
-    columns = {"mask": [r".*\.t\.v"], "salt": "env:SALT"}
-    document = line.pipeline.model_dump(exclude_unset=True)
-    line.pipeline = Pipeline.model_validate({**document, "tables": {**document["tables"], "columns": columns}})
-    monkeypatch.setenv("SALT", "salt")
+    line.change(tables={"columns": {"mask": [r".*\.t\.v"], "salt": "env:SALT"}})
     extracted(line)
     stage(line)
     assert [part for one in line.chain for part in one.parts] == []
@@ -191,8 +171,7 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
     line: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failures() -> list[tuple[str, str, str]]:
-        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            return [(one.task, one.subject, one.code) for one in meta.status.find().failures]
+        return [(one.task, one.subject, one.code) for one in line.meta.status.find().failures]
 
     def broken(*_: object, **__: object) -> None:
         raise ConnectionLost("Lost.", where="shop", remedy="wait")
@@ -209,14 +188,11 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
 def test_the_chain_is_moved_by_the_step_itself_unless_another_extractor_has_the_source(line: Lab) -> None:
     read(line, "t")
     line.origin.execute("UPDATE t SET v = 0 WHERE id = 7")
-    with (
-        Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        meta.leases.held("shop", "another extractor", 60),
-    ):
-        before = meta.positions.checkpoint("shop")
+    with line.meta.leases.held("shop", "another extractor", 60):
+        before = line.meta.positions.checkpoint("shop")
         assert extracted(line) is False
-        assert meta.positions.checkpoint("shop") == before
-        assert meta.failures.find() == ()
+        assert line.meta.positions.checkpoint("shop") == before
+        assert line.meta.failures.find() == ()
     assert extracted(line) is True
     assert stage(line).tables == (f"{line.origin.name}.t",)
     assert line.ids("t") == list(range(1, 101))

@@ -16,7 +16,7 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
 from cdc_core.source.schemas.captured_definitions import table_schema
 from cdc_core.source.schemas.column_defaults import column_defaults
-from tests.lab.origin import Origin, fresh_name
+from tests.lab.origin import Origin, own_origin
 from tests.lab.refusals import refusal
 
 LITERALS = {
@@ -290,12 +290,9 @@ def _untold(kinds: Sequence[str]) -> bool:
 
 def _play(server: Any, first: list[str], steps: list[tuple[Any, ...]]) -> None:
     """Plays the steps; each time that the log is read, its rows are right, or it is refused where it must be."""
-    name = fresh_name()
-    origin = Origin(server, name)
-    origin.execute_on_server(f"CREATE DATABASE {name}")
     create = "CREATE TABLE t (id INT PRIMARY KEY, changed INT, {})"
-    start, read, unread, inserted = origin.end(), list[Block](), ["define"], 0
-    try:
+    with own_origin(server) as origin:
+        start, read, unread, inserted = origin.end(), list[Block](), ["define"], 0
         with origin.session() as run:
             run(*FREE, create.format(", ".join(f"c{n} {kind}" for n, kind in enumerate(first))))
             for key, (what, *rest) in enumerate((*steps, ("restart",))):
@@ -317,9 +314,6 @@ def _play(server: Any, first: list[str], steps: list[tuple[Any, ...]]) -> None:
                     return
                 read, unread = drain(origin, start, read), []
                 assert require_equal(read) == inserted
-    finally:
-        origin.execute_on_server(f"DROP DATABASE {name}")
-        origin.control.close()
 
 
 ONCE = {

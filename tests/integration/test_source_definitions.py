@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
+from typing import Any
 
 import pymysql
 import pytest
 
-from cdc_core.config import parse
-from cdc_core.errors import Refused
 from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Position
 from cdc_core.mysql.connections import connect
@@ -19,10 +17,11 @@ from cdc_core.source.host import source_server as server
 from cdc_core.source.host.server_facts import Grants, query
 from cdc_core.source.host.table_survey import engine_advice, find_tables, survey_tables
 from cdc_core.source.schemas.captured_definitions import table_schema, table_schemas
-from cdc_core.source.schemas.cascades import logs_cascades, require_seen_cascades
-from cdc_core.source.sql.capture_policy import CapturePolicy
+from cdc_core.source.schemas.cascades import logs_cascades
 from examples.sandbox.mysql import MySql
-from tests.lab.origin import Origin, fresh_name
+from tests.lab.databases import fresh_name, own_database
+from tests.lab.origin import Origin
+from tests.lab.pipeline_file import NOWHERE, made_pipeline
 from tests.lab.refusals import refusal
 
 
@@ -52,18 +51,6 @@ def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: 
     assert (found["seen"].kind, found["seen"].schema) == ("view", None)
     names = [schema.table for schema in table_schemas(origin.control, lambda database, _: database == origin.name)]
     assert names == ["by_prefix", "by_unique", "good", "keyless", "taken"]
-
-
-def test_a_definition_read_from_the_server_is_the_one_that_the_log_gives(origin: Origin) -> None:
-    origin.execute(
-        "CREATE TABLE t (id BIGINT UNSIGNED, part VARCHAR(9) CHARACTER SET latin1 NOT NULL, flag TINYINT(1), "
-        "price DECIMAL(9,3), at DATETIME(6), kind ENUM('a','b''c'), tags SET('x','y'), body JSON, raw VARBINARY(8), "
-        "twice INT AS (flag * 2) STORED, y YEAR, bits BIT(5), PRIMARY KEY (part, id))"
-    )
-    start = origin.end()
-    origin.execute("INSERT INTO t (id, part) VALUES (1, 'p')")
-    (block,) = [block for block in origin.drain(start) if block.tables]
-    assert block.tables[0].schema == table_schema(origin.control, origin.name, "t")
 
 
 def test_a_generated_primary_key_is_in_the_definition_whether_the_server_shows_it_or_not(origin: Origin) -> None:
@@ -175,26 +162,6 @@ def test_a_table_that_is_not_there_has_no_definition(origin: Origin) -> None:
     assert table_schema(origin.control, origin.name, "nothing") is None
 
 
-def test_foreign_keys_that_change_rows_without_row_events_are_told_where_the_server_does_not_log_them(
-    origin: Origin,
-) -> None:
-    origin.execute(
-        "CREATE TABLE parent (id INT PRIMARY KEY)",
-        "CREATE TABLE child (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE)",
-        "CREATE TABLE strict (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES parent (id))",
-        "INSERT INTO parent VALUES (1), (2)", "INSERT INTO child VALUES (1, 1), (2, 1), (3, 2)",
-    )  # fmt: skip
-    start = origin.end()
-    origin.execute("DELETE FROM parent WHERE id = 1")
-    logged = {part.schema.table for block in origin.drain(start) for part in block.tables} == {"parent", "child"}
-    told = require_seen_cascades(
-        origin.control, lambda database, _: database == origin.name, source="shop",
-        policy=CapturePolicy(on_unlogged_change="record"),
-    )  # fmt: skip
-    assert bool(told) != logged
-    assert [line for line in told if "child" not in line] == []
-
-
 KEYED = "FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE"
 CASCADES = {
     "added and dropped": (
@@ -237,38 +204,19 @@ def test_a_foreign_key_that_came_and_went_unseen_stops_where_its_changes_are_not
     play_cascades(origin, steps)
 
 
-def test_a_mysql_with_native_foreign_keys_does_not_log_what_they_change(mysql9: MySql) -> None:
-    with MySql.start(server_id=5, options={"innodb-native-foreign-keys": "ON"}) as engine:
-        origin = Origin(engine, fresh_name())
-        origin.execute_on_server(f"CREATE DATABASE {origin.name}")
-        with closing(origin.control):
-            assert not logs_cascades(origin.control)
-            play_cascades(origin, CASCADES["added and dropped"])
-            origin.execute(f"ALTER TABLE child ADD CONSTRAINT k {KEYED}")
-            with pytest.raises(Refused) as caught:
-                require_seen_cascades(
-                    origin.control, lambda database, _: database == origin.name, source="shop", policy=CapturePolicy()
-                )
-            assert caught.value.code == "source.unlogged_cascades"
-
-
-@pytest.mark.usefixtures("mysql9")
-def test_a_look_at_the_tables_hides_no_emptied_memory_table_from_the_log() -> None:
+def test_a_look_at_the_tables_hides_no_emptied_memory_table_from_the_log(mysql9: MySql) -> None:
     """MySQL logs a TRUNCATE when a statement opens a MEMORY table after a restart, but INFORMATION_SCHEMA does not."""
-    with MySql.start(server_id=77) as sql:
-        with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE m")
-            cursor.execute("CREATE TABLE m.t (id INT PRIMARY KEY) ENGINE = MEMORY")
-            cursor.execute("INSERT INTO m.t VALUES (1)")
-        sql.stop()
-        sql.restart()
-        with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            assert [one.rows for one in find_tables(connection, lambda database, _: database == "m")] == [0]
+    with own_database(mysql9) as m:
+        mysql9.run(f"CREATE TABLE {m}.t (id INT PRIMARY KEY) ENGINE = MEMORY", f"INSERT INTO {m}.t VALUES (1)")
+        mysql9.stop()
+        mysql9.restart()
+        with mysql9.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            assert [one.rows for one in find_tables(connection, lambda database, _: database == m)] == [0]
             survey_tables(
-                connection, lambda database, _: database == "m", known={"m.t"}, grants=Grants(frozenset(), ()),
+                connection, lambda database, _: database == m, known={f"{m}.t"}, grants=Grants(frozenset(), ()),
                 end_of_log=lambda: Position(0, "binlog.000001", 4),
             )  # fmt: skip
-            cursor.execute("INSERT INTO m.t VALUES (2)")
+            cursor.execute(f"INSERT INTO {m}.t VALUES (2)")
             cursor.execute("SHOW BINARY LOGS")
             cursor.execute(f"SHOW BINLOG EVENTS IN '{cursor.fetchall()[-1][0]}'")
             assert any("TRUNCATE" in event[5] for event in cursor.fetchall())
@@ -287,11 +235,14 @@ def test_rows_of_every_engine_are_staged_as_they_are_and_check_warns_where_a_sel
     assert sorted((part.schema.table, part.rows["id"].to_pylist()) for part in parts) == [(one, [1]) for one in used]
     shown = {table: [row["id"] for row in origin.rows(table)] for table in used}
     assert shown == {table: [] if table == "BLACKHOLE" else [1] for table in used}
-    findings = Findings()
-    pipeline = parse(PIPELINE.format(database=origin.name), where="test")
-    check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
-    warned = [one.what for one in findings.made if "SELECT" in one.what]
+    warned = [one.what for one in checked(origin).made if "SELECT" in one.what]
     assert [f"{origin.name}.BLACKHOLE" in one for one in warned] == [True] * ("BLACKHOLE" in engines)
+
+
+def checked(origin: Origin, connection: Any = None, **sections: str) -> Findings:
+    findings, pipeline = Findings(), made_pipeline(NOWHERE, origin.name, **sections)
+    check_tables(pipeline, pipeline.sources[0], connection or origin.control, findings)
+    return findings
 
 
 def test_check_takes_letters_of_a_pattern_as_the_server_takes_names(
@@ -299,9 +250,9 @@ def test_check_takes_letters_of_a_pattern_as_the_server_takes_names(
 ) -> None:
     origin.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     monkeypatch.setattr("cdc_core.operations.check.check_sources.lower_case_names", lambda connection: True)
-    findings, pipeline = Findings(), parse(PIPELINE.format(database=origin.name.upper()), where="test")
-    checked = check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
-    assert [one.table for schemas in checked.logical.values() for one in schemas] == ["t"]
+    findings, pipeline = Findings(), made_pipeline(NOWHERE, origin.name.upper())
+    found = check_tables(pipeline, pipeline.sources[0], origin.control, findings)
+    assert [one.table for schemas in found.logical.values() for one in schemas] == ["t"]
     assert [one.what for one in findings.made if "no table matches" in one.what] == []
 
 
@@ -318,27 +269,25 @@ def test_check_names_the_tables_that_a_copy_must_lock_and_the_grant_that_allows_
     user = fresh_name()
     origin.execute(f"CREATE USER {user} IDENTIFIED BY 'x'", f"GRANT SELECT, PROCESS ON *.* TO {user}")
     origin.execute(f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user}")
-    text = PIPELINE.format(database=origin.name)
-    resync = text.replace("tables: {", "tables: {on_unreadable: resync, ")
+    resync = {"tables": "on_unreadable: resync"}
 
-    def warned(text: str) -> list[tuple[str, str]]:
-        findings, pipeline = Findings(), parse(text, where="test")
+    def warned(**sections: str) -> list[tuple[str, str]]:
         with pymysql.connect(host="127.0.0.1", port=origin.control.port, user=user, password="x") as connection:
-            check_tables(pipeline, pipeline.sources[0], connection, {}, findings)
-        return [(one.what, one.remedy) for one in findings.made if one.subject.endswith("locks for copies")]
+            found = checked(origin, connection, **sections).made
+        return [(one.what, one.remedy) for one in found if one.subject.endswith("locks for copies")]
 
     def names(what: str) -> list[str]:
         return re.findall(rf"{origin.name}\.(\w+)", what)
 
     try:
-        assert warned(text) == []
-        ((what, remedy),) = warned(f"{text}\nsnapshot: {{mode: initial}}")
+        assert warned() == []
+        ((what, remedy),) = warned(snapshot="mode: initial")
         assert names(what) == needed
-        ((what, _),) = warned(resync)
+        ((what, _),) = warned(**resync)
         assert set(names(what)) - {"no_rows"} == set(needed)
         (grant,) = re.findall(r"GRANT LOCK TABLES ON \S+ TO ", remedy)
         origin.execute(f"{grant}{user}")
-        assert warned(resync) == []
+        assert warned(**resync) == []
     finally:
         origin.execute(f"DROP USER {user}")
 
@@ -356,9 +305,7 @@ def test_check_names_sets_whose_texts_do_not_show_a_label(origin: Origin) -> Non
         shown = query(origin.control, f"SELECT COUNT(DISTINCT {text}), COUNT(DISTINCT {number}) FROM {origin.name}.t")
         kept = query(origin.control, f"SELECT COUNT(DISTINCT {number}) FROM {origin.name}.u")
         assert (list(shown), list(kept)) == ([(1, 2)], [(1,)])
-    findings, pipeline = Findings(), parse(PIPELINE.format(database=origin.name), where="test")
-    check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
-    warned = [one.what for one in findings.made if "the label ''" in one.what]
+    warned = [one.what for one in checked(origin).made if "the label ''" in one.what]
     assert [one.split()[0].partition(".")[2] for one in warned] == ["t.s", "t.more", "u.s", "u.more"]
     assert ["rows whose keys" in one for one in warned] == [True, False, False, False]
 
@@ -366,12 +313,3 @@ def test_check_names_sets_whose_texts_do_not_show_a_label(origin: Origin) -> Non
 def test_engines_whose_rows_are_elsewhere_are_named() -> None:
     assert "keeps its rows elsewhere (CONNECT)" in engine_advice("CONNECT")
     assert [engine_advice(name) for name in ("InnoDB", "MyISAM", "Aria", "MEMORY", "")] == [""] * 5
-
-
-PIPELINE = r"""
-pipeline: shop
-meta: {{url: "sqlite:////nowhere/meta.db"}}
-stage: {{uri: "file:///nowhere"}}
-sources: [{{name: main, connection: "env:SOURCE", server_id: 4100}}]
-tables: {{include: ['{database}\..*']}}
-"""

@@ -13,8 +13,10 @@ from cdc_core.model.block import Block
 from cdc_core.operations.check.check_sources import check_tables
 from cdc_core.operations.check.findings import Findings
 from cdc_core.operations.new_pipeline import Wishes, draft
-from tests.lab.origin import Origin, fresh_name
+from tests.lab.databases import own_database
+from tests.lab.origin import Origin, changes_in
 from tests.lab.refusals import refusal
+from tests.lab.shell import export
 
 MYISAM = "CREATE TABLE {} (id INT NOT NULL, v INT, KEY (id)) ENGINE=MyISAM"
 MERGE = "CREATE TABLE {} (id INT NOT NULL, v INT, KEY (id)) ENGINE=MERGE UNION=({}) INSERT_METHOD=LAST"
@@ -23,17 +25,13 @@ MERGE = "CREATE TABLE {} (id INT NOT NULL, v INT, KEY (id)) ENGINE=MERGE UNION=(
 @pytest.fixture
 def other(origin: Origin) -> Iterator[str]:
     """A database that is not captured, beside the captured one with the tables t and apart."""
-    name = fresh_name()
-    origin.execute_on_server(f"CREATE DATABASE {name}")
-    origin.execute(MYISAM.format("t"), MYISAM.format("apart"))
-    yield name
-    origin.execute_on_server(f"DROP DATABASE {name}")
+    with own_database(origin.sql) as name:
+        origin.execute(MYISAM.format("t"), MYISAM.format("apart"))
+        yield name
 
 
 def staged(blocks: Sequence[Block]) -> list[tuple[str, int]]:
-    return sorted(
-        (part.schema.table, row["id"]) for block in blocks for part in block.tables for row in part.rows.to_pylist()
-    )
+    return sorted((schema.table, row["id"]) for schema, row in changes_in(blocks))
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -105,14 +103,14 @@ def test_a_place_where_the_log_makes_a_merge_table_can_be_accepted(origin: Origi
 
 def test_init_leaves_both_out_and_check_warns_of_them(origin: Origin, other: str, tmp_path: Any) -> None:
     origin.execute(MERGE.format("m", f"{origin.name}.t"))
-    environ = {"SOURCE": origin.sql.url}
-    made = draft(Wishes("shop", "env:SOURCE", (rf"{origin.name}\..*",), tmp_path), environ=environ)
+    export({"SOURCE": origin.sql.url})
+    made = draft(Wishes("shop", "env:SOURCE", (rf"{origin.name}\..*",), tmp_path))
     assert [name for name, _ in made.captured] == [f"{origin.name}.apart"]
     left = [f"{origin.name}.m", f"{origin.name}.t"]
     assert [(name, "MERGE" in why) for name, why in made.left_out] == [(name, True) for name in left]
     drafted = parse(made.text, where="test")
     pipeline = drafted.model_copy(update={"tables": drafted.tables.model_copy(update={"exclude": ()})})
     findings = Findings()
-    check_tables(pipeline, pipeline.sources[0], origin.control, environ, findings)
+    check_tables(pipeline, pipeline.sources[0], origin.control, findings)
     warned = [one for one in findings.made if "MERGE" in one.what]
     assert [one.status for one in warned] == ["warn", "warn"]

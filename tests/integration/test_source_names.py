@@ -26,7 +26,9 @@ from cdc_core.source.wire.log_reader import EndOfLog, LogReader
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.conftest import set_up
-from tests.lab.origin import Origin, fresh_name, read_to
+from tests.lab.origin import Origin, own_origin, read_to, rows_in
+from tests.lab.refusals import raises
+from tests.lab.shell import export
 
 
 def statements(origin: Origin, start: Checkpoint, *, lower_case: bool = False) -> Iterator[Statement]:
@@ -129,9 +131,7 @@ def test_a_backquote_inside_a_character_hides_nothing(origin: Origin) -> None:
     origin.execute("CREATE TABLE `t癭` (id INT PRIMARY KEY)", "CREATE TABLE `t癭u` (id INT PRIMARY KEY)")
     origin.execute("INSERT INTO `t癭` VALUES (1)", "INSERT INTO `t癭u` VALUES (1)")
     start = origin.end()
-    with origin.sql.connect(origin.name, autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute("SET NAMES gbk")
-        cursor.execute(b"TRUNCATE TABLE `t\xb0\x60u`")
+    origin.sql.run("SET NAMES gbk", b"TRUNCATE TABLE `t\xb0\x60u`", database=origin.name)
     (emptied,) = (table for table in ("t癭", "t癭u") if not origin.rows(table))
     with pytest.raises(DataAtRisk):
         origin.drain(start, include=[rf"{origin.name}\.{emptied}"])
@@ -147,12 +147,9 @@ def test_ddl_in_another_character_set_stops_as_in_any_other(origin: Origin, char
         raw = b"t" + b"".join(known[letter] for letter in name[1:])
     origin.execute(f"CREATE TABLE `{name}` (id INT PRIMARY KEY)", f"INSERT INTO `{name}` VALUES (1)")
     start = origin.end()
-    with origin.sql.connect(origin.name, autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SET NAMES {charset}")
-        cursor.execute(b"TRUNCATE TABLE " + raw)
-    with pytest.raises(DataAtRisk) as raised:
+    origin.sql.run(f"SET NAMES {charset}", b"TRUNCATE TABLE " + raw, database=origin.name)
+    with raises(DataAtRisk, "source.unlogged_change") as raised:
         origin.drain(start)
-    assert raised.value.code == "source.unlogged_change"
     named = "any captured table" if charset == "swe7" else f"{origin.name}.{name}"
     assert f"rows of {named} " in raised.value.what
 
@@ -228,12 +225,9 @@ def caseless(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def caseless_origin(caseless: Any) -> Iterator[Origin]:
-    origin = Origin(caseless, fresh_name())
-    origin.execute_on_server(f"CREATE DATABASE {origin.name}")
-    origin.execute("CREATE TABLE tä (id INT PRIMARY KEY, a INT, b INT)", "INSERT INTO tä VALUES (1, 1, 1)")
-    yield origin
-    origin.execute_on_server(f"DROP DATABASE {origin.name}")
-    origin.control.close()
+    with own_origin(caseless) as origin:
+        origin.execute("CREATE TABLE tä (id INT PRIMARY KEY, a INT, b INT)", "INSERT INTO tä VALUES (1, 1, 1)")
+        yield origin
 
 
 @pytest.mark.parametrize(
@@ -246,11 +240,9 @@ def test_ddl_in_other_letters_is_seen(caseless_origin: Origin, sql: str) -> None
     if not origin.mariadb and "REPLACE" in sql:
         sql = "TRUNCATE TABLE {d}.`TÄ`"
     start = origin.end()
-    with origin.sql.connect(origin.name.upper(), autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(sql.format(d=origin.name.upper()))
-    with pytest.raises(DataAtRisk) as raised:
+    origin.sql.run(sql.format(d=origin.name.upper()), database=origin.name.upper())
+    with raises(DataAtRisk, "source.unlogged_change") as raised:
         origin.drain(start)
-    assert raised.value.code == "source.unlogged_change"
     assert f"{origin.name}.tä" in raised.value.what
 
 
@@ -269,7 +261,7 @@ def test_a_definition_in_other_letters_ends_what_was_known_without_names_in_the_
             blocks += read_to(stream, origin.end().position)
     finally:
         origin.execute("SET GLOBAL binlog_row_metadata = FULL")
-    rows = [row for block in blocks for part in block.tables for row in part.rows.to_pylist()]
+    rows = rows_in(blocks)
     assert [(row["id"], row["a"], row["b"]) for row in rows] == [(2, 20, 200), (3, 10, 100)]
 
 
@@ -285,5 +277,6 @@ def test_a_masked_column_is_masked_in_whatever_letters_the_pattern_is() -> None:
     columns = Columns(mask=(r"Shop\.User\.email",), salt="env:SALT")
     text = parse_column_type("varchar(9)", charset="utf8mb4", collation="utf8mb4_bin")
     schema = TableSchema("shop", "user", (Column("email", text, nullable=True, key_part=None, generated=False),))
-    capture = Capture(CaptureRules(include=(".*",), columns=columns), environ={"SALT": "x"}, lower_case=True)
+    export({"SALT": "x"})
+    capture = Capture(CaptureRules(include=(".*",), columns=columns), lower_case=True)
     assert capture.shape(schema).column("email").type.length == 64

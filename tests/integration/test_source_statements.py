@@ -18,7 +18,8 @@ import yaml
 
 from cdc_core.errors import LockstepError
 from cdc_core.model.block import Block
-from tests.lab.origin import Origin, fresh_name
+from tests.lab.databases import fresh_name
+from tests.lab.origin import Origin, changes_in, rows_in
 
 CORPUS = Path(__file__).with_name("statements.yaml")
 CODES = {"unlogged": "source.unlogged_change", "versioned": "source.unsupported_table"}
@@ -29,6 +30,7 @@ SETUP = (
     "INSERT INTO {c}.t VALUES (1, 1), (2, 2), (3, 3)",
     "CREATE TABLE {c}.gone (id INT PRIMARY KEY)",
     "CREATE TABLE plain (id INT)",
+    "CREATE TABLE counted (id INT AUTO_INCREMENT PRIMARY KEY, num DOUBLE)",
     "CREATE TABLE other2 (id INT)",
     "CREATE TABLE tr (id INT)",
     "CREATE TABLE calls (id INT)",
@@ -127,13 +129,7 @@ def corpus(server: str) -> list[dict[str, Any]]:
 def applied(before: dict[str, dict[Any, Any]], blocks: list[Block]) -> dict[str, dict[Any, Any]]:
     """What the rows that were read make of the tables, a column that they do not have left as it was."""
     tables = {name: {key: dict(row) for key, row in rows.items()} for name, rows in before.items()}
-    changes = [
-        (row["_cdc_seq"], row["_cdc_row"], part.schema, row)
-        for block in blocks
-        for part in block.tables
-        for row in part.rows.to_pylist()
-    ]
-    for _, _, schema, row in sorted(changes, key=lambda change: change[:2]):
+    for schema, row in changes_in(blocks):
         table = tables.setdefault(schema.table, {})
         values = {column.name: row[column.name] for column in schema.columns}
         key = schema.columns[0].name
@@ -222,7 +218,7 @@ def test_a_table_that_a_query_fills_is_never_staged_as_empty(mariadb: Any) -> No
                 origin.drain(start, on_truncate="stage")
             assert raised.value.code == CODES["unlogged"]
         blocks = origin.drain(start, on_truncate="stage", on_unlogged_change="record")
-        rows = [row for block in blocks for part in block.tables for row in part.rows.to_pylist()]
+        rows = rows_in(blocks)
         rows.sort(key=lambda row: (row["_cdc_seq"], row["_cdc_row"]))
         assert [(row["_cdc_op"], row["id"]) for row in rows] == expected
         assert any("needs re-sync" in note for b in blocks for note in b.notes) == (log_format == "STATEMENT")

@@ -14,8 +14,9 @@ from cdc_core.operations.check.check_sources import check_tables
 from cdc_core.operations.check.findings import Findings
 from cdc_core.operations.new_pipeline import Wishes, draft
 from cdc_core.source.host.table_survey import find_tables
-from tests.lab.origin import Origin, fresh_name
-from tests.lab.refusals import refusal
+from tests.lab.origin import Origin, own_origin
+from tests.lab.refusals import raises, refusal
+from tests.lab.shell import export
 
 SHAPES = {
     "columns that the server adds": "(id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING",
@@ -31,11 +32,9 @@ CHANGES = ("INSERT INTO t (id, v) VALUES (1, 1)", "UPDATE t SET v = 2", "DELETE 
 
 @pytest.fixture
 def origin(mariadb: Any) -> Iterator[Origin]:
-    made = Origin(mariadb, fresh_name())
-    made.execute_on_server(f"CREATE DATABASE {made.name}")
-    yield made
-    made.execute_on_server(f"DROP DATABASE {made.name}", "SET GLOBAL binlog_row_metadata = FULL")
-    made.control.close()
+    with own_origin(mariadb) as origin:
+        yield origin
+    mariadb.run("SET GLOBAL binlog_row_metadata = FULL")
 
 
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
@@ -58,9 +57,8 @@ def test_nor_is_one_that_is_gone_or_versioned_no_more_when_it_is_read(origin: Or
     origin.execute(f"CREATE TABLE t {SHAPES['columns that the server adds']}")
     start = origin.end()
     origin.execute(*CHANGES, removal)
-    with pytest.raises(Refused) as raised:
+    with raises(Refused, "source.unsupported_table"):
         origin.drain(start, on_unlogged_change="record")
-    assert raised.value.code == "source.unsupported_table"
 
 
 def test_a_table_whose_own_columns_have_these_names_is_read(origin: Origin) -> None:
@@ -74,15 +72,15 @@ def test_init_leaves_it_out_and_check_warns_of_it(origin: Origin, tmp_path: Any)
     origin.execute(f"CREATE TABLE t {SHAPES['columns of its own']}", "CREATE TABLE u (id INT PRIMARY KEY)")
     (one,) = [one for one in find_tables(origin.control, lambda d, t: d == origin.name) if one.table == "t"]
     assert (one.kind, one.schema) == ("table", None)
-    environ = {"SOURCE": origin.sql.url}
-    made = draft(Wishes("shop", "env:SOURCE", (rf"{origin.name}\..*",), tmp_path), environ=environ)
+    export({"SOURCE": origin.sql.url})
+    made = draft(Wishes("shop", "env:SOURCE", (rf"{origin.name}\..*",), tmp_path))
     assert [name for name, _ in made.captured] == [f"{origin.name}.u"]
     assert [(name, why.partition(":")[0]) for name, why in made.left_out] == [(f"{origin.name}.t", "system-versioned")]
     drafted = parse(made.text, where="test")
     # With the table in the patterns all the same:
     pipeline = drafted.model_copy(update={"tables": drafted.tables.model_copy(update={"exclude": ()})})
     findings = Findings()
-    checked = check_tables(pipeline, pipeline.sources[0], origin.control, environ, findings)
+    checked = check_tables(pipeline, pipeline.sources[0], origin.control, findings)
     assert [schema.table for schemas in checked.logical.values() for schema in schemas] == ["u"]
     (warned,) = [one for one in findings.made if "system-versioned" in one.what]
     assert (warned.status, "tables.exclude" in warned.remedy) == ("warn", True)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import SourceDatabase
+from tests.lab.pipeline_file import write_pipeline
 
 UNUSED = (
     "airflow", "alembic", "boto3", "duckdb", "great_expectations", "numba.np.linalg", "pandas", "pyspark",
@@ -29,7 +30,7 @@ print("LOADED", *(name for name in {UNUSED!r} if name in sys.modules))
 def loaded(pipeline: Path, url: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(pipeline)],
-        env={**os.environ, "SHOP": url}, capture_output=True, text=True, check=False,
+        env={**os.environ, "SOURCE": url}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
@@ -37,18 +38,8 @@ def loaded(pipeline: Path, url: str) -> str:
 
 def test_an_extract_imports_only_what_it_needs(source_database: SourceDatabase, tmp_path: Path) -> None:
     source_database.execute("CREATE TABLE a (id INT PRIMARY KEY, name VARCHAR(20))")
-    pipeline = tmp_path / "shop.yaml"
-    pipeline.write_text(
-        f"""
-pipeline: shop
-meta: {{url: 'sqlite:///{tmp_path}/meta.db'}}
-stage: {{uri: 'file://{tmp_path}/stage'}}
-sources: [{{name: origin, connection: 'env:SHOP', server_id: 78, start: latest}}]
-tables: {{include: ['{source_database.name}\\..*']}}
-"""
-    )
+    pipeline = write_pipeline(tmp_path, source_database.name, source="start: latest")
     url = source_database.server.url
     assert loaded(pipeline, url) == "LOADED", "the first one makes the meta database"
-    assert loaded(pipeline, url) == "LOADED", "nothing to read"
     source_database.execute("INSERT INTO a VALUES (1, 'one'), (2, 'two')")
     assert loaded(pipeline, url) == "LOADED", "two rows to read"

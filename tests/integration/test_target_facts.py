@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.mysql.connections import connect
@@ -25,11 +24,14 @@ from cdc_core.targets.reading.destination import (
     open_destination,
     prepared_destinations,
 )
-from cdc_core.targets.reading.table_facts import database_grants, require_grants, table_facts, table_problems
+from cdc_core.targets.reading.table_facts import lacking_privileges, table_facts, table_problems
 from cdc_core.targets.writing.load import open_session
 from cdc_core.targets.writing.prepare import is_prepared, ours_beside, prepare
 from cdc_core.targets.writing.versions import versions_of
-from tests.lab.target_rows import Winner, opened_destination, require_table, target_table
+from tests.integration.one_server import EACH_STORE
+from tests.lab.databases import own_database
+from tests.lab.refusals import raises
+from tests.lab.target_rows import Table, Winner, opened_destination, require_table, target_table
 
 SOURCE = {"id": "bigint", "code": "varchar(20)", "n": "int", "at": "datetime(6)", "price": "decimal(10,2)"}
 SCHEMA = TableSchema(
@@ -47,78 +49,70 @@ SCHEMA = TableSchema(
 )
 
 
-def judged(server: Any, **changed: str | None) -> None:
+def judged(table: Table, **changed: str | None) -> None:
     """require_table on a table with these columns in place of the source's; None leaves one out."""
     columns = {name: declared for name, declared in (SOURCE | changed).items() if declared}
     made = ", ".join(f"{name} {declared}" for name, declared in columns.items())
-    with target_table(server, f"CREATE TABLE {{name}} ({made}, PRIMARY KEY (id))") as table:
-        facts = table_facts(table.connection, table.facts.database, ["t"])["t"]
-        require_table(facts, SCHEMA, ["id"], name=facts.name)
+    database = table.facts.database
+    table.query(f"DROP TABLE IF EXISTS {database}.judged")
+    table.query(f"CREATE TABLE {database}.judged ({made}, PRIMARY KEY (id))")
+    facts = table_facts(table.connection, database, ["judged"])["judged"]
+    require_table(facts, SCHEMA, ["id"], name=facts.name)
 
 
-@pytest.mark.parametrize(
-    ("changed", "code", "word"),
-    [
-        ({"n": "smallint"}, "target.definition", "smaller range"),
-        ({"n": "int unsigned"}, "target.definition", "negative"),
-        ({"code": "varchar(19)"}, "target.definition", "shorter"),
-        ({"at": "datetime(3)"}, "target.definition", "fractional"),
-        ({"at": "timestamp(6) NULL"}, "target.definition", "smaller range"),
-        ({"price": "decimal(10,1)"}, "target.definition", "digits"),
-        ({"n": "varchar(20)"}, "target.definition", "differ"),
-        ({"n": None}, "target.definition", "missing"),
-        ({"more": "int NOT NULL"}, "target.definition", "without a default"),
-    ],
-)
-def test_a_table_that_cannot_take_every_row_is_refused_with_the_statement_that_mends_it(
-    server: Any, changed: dict[str, str | None], code: str, word: str
-) -> None:
-    with pytest.raises(Refused, match=word) as caught:
-        judged(server, **changed)
-    assert caught.value.code == code
-    assert next(iter(changed)) in caught.value.what
-    assert caught.value.remedy
+REFUSED: list[tuple[dict[str, str | None], str]] = [
+    ({"n": "smallint"}, "smaller range"),
+    ({"n": "int unsigned"}, "negative"),
+    ({"code": "varchar(19)"}, "shorter"),
+    ({"at": "datetime(3)"}, "fractional"),
+    ({"at": "timestamp(6) NULL"}, "smaller range"),
+    ({"price": "decimal(10,1)"}, "digits"),
+    ({"n": "varchar(20)"}, "differ"),
+    ({"n": None}, "missing"),
+    ({"more": "int NOT NULL"}, "without a default"),
+]
 
 
-@pytest.mark.parametrize(
-    ("shape", "remedy"),
-    [
-        ("id BIGINT PRIMARY KEY, n INT", "DROP PRIMARY KEY, ADD PRIMARY KEY (`n`)"),
-        ("id BIGINT NOT NULL, n INT, old INT PRIMARY KEY", "ADD PRIMARY KEY (`n`), MODIFY `old` int(11) NULL"),
-        ("id BIGINT PRIMARY KEY", "TRUNCATE TABLE"),
-        ("id BIGINT, n INT NOT NULL, own INT AUTO_INCREMENT PRIMARY KEY", "ADD UNIQUE KEY (`n`)"),
-        ("id BIGINT, n INT NOT NULL", "ADD UNIQUE KEY (`n`)"),
-    ],
-)
-def test_a_table_gets_the_new_key_of_its_source_by_the_statements_of_the_error(
-    server: Any, shape: str, remedy: str
-) -> None:
+def test_a_table_that_cannot_take_every_row_is_refused_with_the_statement_that_mends_it(server: Any) -> None:
+    with target_table(server) as table:
+        for changed, word in REFUSED:
+            with raises(Refused, "target.definition", match=word) as caught:
+                judged(table, **changed)
+            assert next(iter(changed)) in caught.value.what
+            assert caught.value.remedy
+        wider = {"n": "bigint", "code": "text", "price": "decimal(12,3)"}
+        judged(table, **wider, own="varchar(9) NULL", stamp="int NOT NULL DEFAULT 7")
+
+
+REKEYED = {
+    "id BIGINT PRIMARY KEY, n INT": "DROP PRIMARY KEY, ADD PRIMARY KEY (`n`)",
+    "id BIGINT NOT NULL, n INT, old INT PRIMARY KEY": "ADD PRIMARY KEY (`n`), MODIFY `old` int(11) NULL",
+    "id BIGINT PRIMARY KEY": "TRUNCATE TABLE",
+    "id BIGINT, n INT NOT NULL, own INT AUTO_INCREMENT PRIMARY KEY": "ADD UNIQUE KEY (`n`)",
+    "id BIGINT, n INT NOT NULL": "ADD UNIQUE KEY (`n`)",
+}
+
+
+def test_a_table_gets_the_new_key_of_its_source_by_the_statements_of_the_error(server: Any) -> None:
     columns = (Column("id", ColumnType("bigint")), Column("n", ColumnType("int"), False, 1))
     wanted = TableSchema("shop", "keyed", columns)
+    with own_database(server) as database, server.connect(database, autocommit=True) as connection:
 
-    def problems() -> list[LockstepError]:
-        facts = table_facts(connection, "rekeyed", ["keyed"])
-        return table_problems(facts["keyed"], wanted, wanted.key, name="rekeyed.keyed")
+        def problems() -> list[LockstepError]:
+            facts = table_facts(connection, database, ["keyed"])
+            return table_problems(facts["keyed"], wanted, wanted.key, name=f"{database}.keyed")
 
-    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE DATABASE rekeyed")
-        try:
-            cursor.execute(f"CREATE TABLE rekeyed.keyed ({shape})")
-            first, *others = problems()
-            assert first.code == "target.definition"
-            assert remedy.replace("int(11)", "int") in first.remedy.replace("int(11)", "int")
-            for problem in (first, *others):
-                for statement in re.findall(r"(?:ALTER|TRUNCATE) TABLE .*?(?=;|$)", problem.remedy):
-                    cursor.execute(statement)
-            assert problems() == []
-        finally:
-            cursor.execute("DROP DATABASE rekeyed")
-
-
-def test_wider_types_and_columns_that_only_the_target_has_are_taken(server: Any) -> None:
-    judged(
-        server, n="bigint", code="text", price="decimal(12,3)", own="varchar(9) NULL", stamp="int NOT NULL DEFAULT 7"
-    )
+        with connection.cursor() as cursor:
+            for shape, remedy in REKEYED.items():
+                cursor.execute("DROP TABLE IF EXISTS keyed")
+                cursor.execute(f"CREATE TABLE keyed ({shape})")
+                first, *others = problems()
+                assert first.code == "target.definition"
+                assert remedy.replace("int(11)", "int") in first.remedy.replace("int(11)", "int")
+                for problem in (first, *others):
+                    for statement in re.findall(r"(?:ALTER|TRUNCATE) TABLE .*?(?=;|$)", problem.remedy):
+                        cursor.execute(statement)
+                assert problems() == [], shape
 
 
 def test_columns_may_stand_in_another_order(server: Any) -> None:
@@ -152,7 +146,7 @@ def test_a_survey_asks_each_database_once_and_judges_each_table_as_if_it_were_as
                     f"CREATE TABLE {database}.t{number} ({shown}, PRIMARY KEY (id)){kind.replace(' lacking', '')}"
                 )
         monkeypatch.setenv("TARGET_URL", server.url)
-        target = Target.model_validate(
+        target = MysqlTarget.model_validate(
             {
                 "name": "copy",
                 "connections": ["env:TARGET_URL"],
@@ -187,7 +181,7 @@ def test_a_freshness_column_is_found_in_any_letter_case(
     monkeypatch.setenv("TARGET_URL", server.url)
     with target_table(server, f"CREATE TABLE {{name}} ({columns}, PRIMARY KEY (id))") as table:
         rules = {"t": {"database": table.facts.database, "table": "t", "freshness": "N"}}
-        target = Target.model_validate({"name": "copy", "connections": ["env:TARGET_URL"], "tables": rules})
+        target = MysqlTarget.model_validate({"name": "copy", "connections": ["env:TARGET_URL"], "tables": rules})
         destination = opened_destination(target, "t", [SCHEMA])
         (shard,) = destination.shards
         table.write([Winner("u", {"id": 1, "code": "a", "n": 2, "at": None, "price": None}, (1, 1, 0, "one"))])
@@ -204,39 +198,24 @@ def test_a_freshness_column_is_found_in_any_letter_case(
         assert held.fresher == 1
 
 
-@pytest.mark.parametrize("scope", ["database", "table"])
-def test_a_privilege_counts_whether_it_is_on_the_database_or_on_the_table(server: Any, scope: str) -> None:
-    """Each privilege is taken away once; what has it on one table alone does not have it on the other."""
-    needed = ("SELECT", "INSERT", "UPDATE", "DELETE")
+def test_each_privilege_on_the_database_that_is_lacking_is_named(server: Any) -> None:
+    needed = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "CREATE TEMPORARY TABLES")
     with target_table(server) as table, server.connect(autocommit=True) as admin, admin.cursor() as cursor:
         database = table.facts.database
-        table.query(f"CREATE TABLE {database}.other LIKE {database}.t")
-        facts = table_facts(table.connection, database, ["t", "other"])
         cursor.execute("CREATE USER `g`@`%` IDENTIFIED BY 'x'")
-        place = f"{database}.*" if scope == "database" else f"{database}.t"
         try:
-            cursor.execute(f"GRANT CREATE, ALTER, CREATE TEMPORARY TABLES ON {database}.* TO `g`@`%`")
+            cursor.execute(f"GRANT ALL ON {database}.t TO `g`@`%`")  # which does not count
             for lacking in (None, *needed):
-                cursor.execute(f"GRANT {', '.join(needed)} ON {place} TO `g`@`%`")
+                cursor.execute(f"GRANT {', '.join(needed)} ON {database}.* TO `g`@`%`")
                 if lacking is not None:
-                    cursor.execute(f"REVOKE {lacking} ON {place} FROM `g`@`%`")
+                    cursor.execute(f"REVOKE {lacking} ON {database}.* FROM `g`@`%`")
                 with connect(replace(table.server, user="g", password="x"), where="test") as asking:
-                    known = database_grants(asking, database, where="t")
-                    assert known.has <= set(needed) - {lacking}
-                    assert scope == "database" or not known.has
-                    if lacking is None:
-                        require_grants(asking, [facts["t"]], temporary_in=database, where="t")
-                    else:
-                        with pytest.raises(Refused, match=lacking):
-                            require_grants(asking, [facts["t"]], temporary_in=database, where="t")
-                    if lacking is None and scope == "table":
-                        with pytest.raises(Refused, match="SELECT, INSERT, UPDATE, DELETE"):
-                            require_grants(asking, [facts["other"]], temporary_in=database, where="t")
+                    assert lacking_privileges(asking, database, where="t") == (() if lacking is None else (lacking,))
         finally:
             cursor.execute("DROP USER `g`@`%`")
 
 
-@pytest.mark.parametrize("store", ["row", "table"])
+@EACH_STORE
 def test_a_table_counts_as_prepared_only_with_everything_that_lockstep_needs_there(server: Any, store: str) -> None:
     with target_table(server, store=store) as table:
         database = table.facts.database
@@ -262,7 +241,7 @@ def test_a_table_counts_as_prepared_only_with_everything_that_lockstep_needs_the
             assert not is_prepared(replace(found, key=table.facts.key), ours())
 
 
-@pytest.mark.parametrize("store", ["row", "table"])
+@EACH_STORE
 def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_meanwhile(
     server: Any, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,15 +252,15 @@ def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_mea
         for name in names:
             table.query(f"CREATE TABLE {database}.{name} (id BIGINT PRIMARY KEY, n INT)")
         rule = {"database": database, "guard": {"store": store}}
-        target = Target.model_validate({"name": "t", "connections": ["env:T"], "tables": dict.fromkeys(names, rule)})
+        target = MysqlTarget.model_validate(
+            {"name": "t", "connections": ["env:T"], "tables": dict.fromkeys(names, rule)}
+        )
         columns = tuple(one for one in SCHEMA.columns if one.name in ("id", "n"))
 
         def prepared() -> list[Destination]:
             with TargetSurvey(target, names) as survey:
                 checked = [
-                    checked_destination(
-                        survey, name, [replace(SCHEMA, table=name, columns=columns)], TableUse(), space=False
-                    )
+                    checked_destination(survey, name, [replace(SCHEMA, table=name, columns=columns)], TableUse())
                     for name in names
                 ]
                 both.wait(60)  # both runs have found that everything is lacking

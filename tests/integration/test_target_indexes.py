@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core import config
+from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.mysql.connections import parse_url
 from cdc_core.targets.bookkeeping import indexes
@@ -25,9 +24,10 @@ from cdc_core.targets.bookkeeping.indexes import IndexedTable, build_due, built_
 from cdc_core.targets.bookkeeping.table_states import tables_locked
 from cdc_core.targets.tables.make_tables import Actions
 from cdc_core.targets.writing.load import altering_session
-from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_target_create import Pair, pair_of
+from tests.lab.refusals import raises
 from tests.lab.target_rows import opened_destination
+from tests.lab.waiting import wait_until
 from tests.unit.binlog.reading import known_schema
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ class Made:
     """A table that Lockstep has made. url: of an account that runs use."""
 
     pair: Pair
-    pipeline: config.Pipeline
+    pipeline: Pipeline
     url: str
 
     @property
@@ -84,26 +84,37 @@ class Made:
 
     @property
     def due(self) -> list[IndexedTable]:
-        return with_due(self.places, self.pair.environ)
+        return with_due(self.places)
 
     def load(self, *ids: int) -> None:
         rows = ", ".join(f"({id}, {id}, 'c{id}', 'a note', 'a body')" for id in ids)
         self.on(f"INSERT INTO {self.pair.made}.t (id, n, code, note, body) VALUES {rows}")
 
+    def lose(self, *ids: int) -> None:
+        """A load of these rows is killed: the indexes are due."""
+        with suppress(Killed), built_after([self.table]):
+            if ids:
+                self.load(*ids)
+            raise Killed
+
     def prepare(self) -> None:
         """As every job of a run does."""
         schema = known_schema(self.pair.source, self.pair.database, "t")
-        opened_destination(self.pipeline.targets[0], f"{self.pair.database}.t", [schema], environ=self.pair.environ)
+        opened_destination(self.pipeline.targets[0], f"{self.pair.database}.t", [schema])
 
     def create(self, *, dry: bool = False) -> Any:
         return self.pair.create(self.pipeline, Actions(dry=dry))[f"{self.pair.made}.t"]
+
+
+ON_MYSQL = pytest.mark.parametrize("made", ["mysql9"], indirect=True)
+"""For what does not depend on how a server defines and alters indexes."""
 
 
 @pytest.fixture(params=("mysql9", "mariadb_target"))
 def made(request: pytest.FixtureRequest) -> Iterator[Made]:
     server = request.getfixturevalue(request.param)
     with pair_of(server, server) as pair:
-        hidden = "IGNORED" if isinstance(server, MariaDb) else "INVISIBLE"
+        hidden = "IGNORED" if server.mariadb else "INVISIBLE"
         pair.on_source(f"CREATE TABLE t ({COLUMNS.format(hidden=hidden)})")
         pipeline = pair.pipeline()
         found = Made(pair, pipeline, server.url)
@@ -130,7 +141,7 @@ def add_others(made: Made) -> None:
     plain = "ADD KEY second_code (code), ADD KEY again (n), ADD KEY once_more (n DESC), ADD KEY `id` (id)"
     odd = ", ".join(f"ADD KEY `odd{at}` (note({at + 1})) COMMENT 'a{sign}b,'" for at, sign in enumerate(LINE_ENDS))
     made.on(f"ALTER TABLE {made.pair.made}.t {geometry}, {plain}, {odd}")
-    if not isinstance(made.pair.target, MariaDb):
+    if not made.pair.target.mariadb:
         made.on(
             f"ALTER TABLE {made.pair.made}.t ADD KEY computed ((n + 1))",
             f"ALTER TABLE {made.pair.made}.t ADD KEY z (n)",
@@ -156,7 +167,7 @@ def test_indexes_stay_where_a_foreign_key_needs_one(made: Made, of: str) -> None
             f"ALTER TABLE {made.pair.made}.t ADD FOREIGN KEY (n) REFERENCES {other} (n)",
         )
     else:
-        allowed = [] if isinstance(made.pair.target, MariaDb) else ["SET restrict_fk_on_non_standard_key = OFF"]
+        allowed = [] if made.pair.target.mariadb else ["SET restrict_fk_on_non_standard_key = OFF"]
         made.on(*allowed, f"CREATE TABLE {other} (n INT, FOREIGN KEY (n) REFERENCES {made.pair.made}.t (n))")
     before = made.definition
     with built_after([made.table]):
@@ -169,6 +180,7 @@ def test_indexes_stay_where_a_foreign_key_needs_one(made: Made, of: str) -> None
         made.on(f"DROP TABLE {other}")
 
 
+@ON_MYSQL
 def test_a_table_that_has_rows_or_was_made_by_others_keeps_its_indexes(made: Made) -> None:
     made.load(1)
     with built_after([made.table]):
@@ -182,14 +194,11 @@ def test_a_table_that_has_rows_or_was_made_by_others_keeps_its_indexes(made: Mad
         assert made.names == ALL
 
 
-@pytest.mark.parametrize("loaded", [False, True])
-@pytest.mark.parametrize("by", ["a job of a run", "target create", "a cutover"])
-def test_whoever_comes_after_a_kill_builds_what_is_due(made: Made, loaded: bool, by: str) -> None:
+@ON_MYSQL
+@pytest.mark.parametrize(("by", "loaded"), [("a job of a run", (1, 2)), ("target create", (1, 2)), ("a cutover", ())])
+def test_whoever_comes_after_a_kill_builds_what_is_due(made: Made, loaded: tuple[int, ...], by: str) -> None:
     before = made.definition
-    with suppress(Killed), built_after([made.table]):
-        if loaded:
-            made.load(1, 2)
-        raise Killed
+    made.lose(*loaded)
     assert (made.names, made.due) == ([name for name in ALL if name not in WAIT], [made.table])
     differences = [one.what for one, _ in made.create(dry=True).differences]
     assert any("are due" in what and all(name in what for name in WAIT) for what in differences)
@@ -199,10 +208,11 @@ def test_whoever_comes_after_a_kill_builds_what_is_due(made: Made, loaded: bool,
     elif by == "target create":
         assert made.create().differences == ()
     else:
-        settle(made.places, made.pair.environ)
+        settle(made.places)
     assert (made.definition, made.noted) == (before, [])
 
 
+@ON_MYSQL
 def test_a_kill_between_the_note_and_the_drop_changes_nothing(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     before = made.definition
     with monkeypatch.context() as patched:
@@ -231,8 +241,7 @@ with built_after([table]):
 """
 
 
-@pytest.mark.parametrize("at", ["load", "build"])
-def test_a_process_that_is_killed_leaves_a_table_that_is_completed(made: Made, at: str) -> None:
+def test_a_process_that_is_killed_while_it_builds_leaves_a_table_that_is_completed(made: Made) -> None:
     before = made.definition
     process = subprocess.Popen(
         [sys.executable, "-c", LOADING, made.url, made.pair.made], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -244,16 +253,15 @@ def test_a_process_that_is_killed_leaves_a_table_that_is_completed(made: Made, a
         assert process.stdout.readline() == "loading\n"
         made.load(1, 2)
         with reading(made):
-            if at == "build":
-                process.stdin.write("\n")
-                process.stdin.flush()
-                assert process.stdout.readline() == "loaded\n"
-                until(lambda: waits_for_the_table(made))
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "loaded\n"
+            wait_until(lambda: waits_for_the_table(made))
             os.kill(process.pid, signal.SIGKILL)
             process.wait(30)
             assert made.due == [made.table]
     # The server may still be executing the statement of the process that is gone.
-    until(lambda: made.prepare() or not made.noted)
+    wait_until(lambda: made.prepare() or not made.noted)
     assert made.definition == before
     assert made.on(f"SELECT id FROM {made.pair.made}.t ORDER BY id") == [(1,), (2,)]
 
@@ -277,13 +285,6 @@ def waits_for_the_table(made: Made) -> bool:
     )
 
 
-def until(true: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_a_table_that_somebody_reads_keeps_its_indexes_or_gets_them_later(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,19 +303,17 @@ def test_a_table_that_somebody_reads_keeps_its_indexes_or_gets_them_later(
     assert made.definition == before
 
 
-@pytest.mark.parametrize("made", ["mysql9", pytest.param("mariadb_target", marks=pytest.mark.matrix)], indirect=True)
+@ON_MYSQL
 def test_who_reads_the_table_hardly_waits_for_indexes_that_wait_for_others(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "BUILD_TRIES", 4)
     before = made.definition
-    with suppress(Killed), built_after([made.table]):
-        made.load(1)
-        raise Killed
+    made.lose(1)
     building = threading.Thread(target=build_due, args=([made.table],))
     with reading(made):
         building.start()
-        until(lambda: waits_for_the_table(made))
+        wait_until(lambda: waits_for_the_table(made))
         assert made.on("SET SESSION lock_wait_timeout = 30", f"SELECT id FROM {made.pair.made}.t") == [(1,)]
         building.join()
         assert made.due == [made.table]
@@ -322,12 +321,12 @@ def test_who_reads_the_table_hardly_waits_for_indexes_that_wait_for_others(
     assert (made.definition, made.noted) == (before, [])
 
 
+@ON_MYSQL
 def test_while_another_run_writes_the_table_nothing_is_dropped_or_built(made: Made) -> None:
     with altering_session(made.table.server, "test") as session, session.cursor() as cursor:
         with tables_locked(cursor, [made.table.name]), built_after([made.table]):
             assert (made.names, made.noted) == (ALL, ["[]"])
-        with suppress(Killed), built_after([made.table]):
-            raise Killed
+        made.lose()
         with tables_locked(cursor, [made.table.name]):
             made.prepare()
             assert made.due == [made.table]
@@ -335,14 +334,14 @@ def test_while_another_run_writes_the_table_nothing_is_dropped_or_built(made: Ma
     assert (made.names, made.noted) == (ALL, [])
 
 
+@ON_MYSQL
 @pytest.mark.parametrize("at", ["drop", "build", "cutover"])
 def test_a_process_that_is_stopped_keeps_nobody_from_the_table(
     made: Made, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     before = made.definition
     if at != "drop":
-        with suppress(Killed), built_after([made.table]):
-            raise Killed
+        made.lose()
     others: list[int] = []
 
     def stopped(*arguments: Any, of: Any = indexes.read_definitions) -> Any:
@@ -363,36 +362,36 @@ def test_a_process_that_is_stopped_keeps_nobody_from_the_table(
                 assert (others, made.definition) == ([1], before)
         else:
             with pytest.raises(RetryLater):
-                build_due([made.table]) if at == "build" else settle(made.places, made.pair.environ)
+                build_due([made.table]) if at == "build" else settle(made.places)
             assert (others, made.due) == ([1], [made.table])
-    settle(made.places, made.pair.environ)
+    settle(made.places)
     assert (made.definition, made.noted) == (before, [])
 
 
+@ON_MYSQL
 def test_what_is_there_already_is_not_added_again(made: Made) -> None:
-    with suppress(Killed), built_after([made.table]):
-        raise Killed
+    made.lose()
     made.on(f"ALTER TABLE {made.pair.made}.t ADD KEY BY_N (id, code), ADD KEY other (note(5), n)")
     made.prepare()
     assert (made.names, made.noted) == (["BY_N", "PRIMARY", "code", "hidden", "other", "words"], [])
 
 
+@ON_MYSQL
 def test_another_index_that_has_the_name_is_left_alone_and_is_said(
     made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with suppress(Killed), built_after([made.table]):
-        raise Killed
+    made.lose()
     made.on(f"ALTER TABLE {made.pair.made}.t ADD KEY by_n (id, code)")
     made.prepare()
     assert "its index is not built, since another one has its name: KEY `by_n` (`n`,`id`)" in caplog.text
     assert "hidden" not in caplog.text
 
 
+@ON_MYSQL
 def test_an_index_that_the_table_does_not_take_is_named_and_stays_due_until_it_is_altered(made: Made) -> None:
-    with suppress(Killed), built_after([made.table]):
-        raise Killed
+    made.lose()
     made.on(f"ALTER TABLE {made.pair.made}.t MODIFY note LONGTEXT")
-    for build in (lambda: build_due([made.table]), lambda: settle(made.places, made.pair.environ)):
+    for build in (lambda: build_due([made.table]), lambda: settle(made.places)):
         with pytest.raises(Refused) as refused:
             build()
         assert (refused.value.code, refused.value.where) == ("target.definition", made.table.name)
@@ -402,10 +401,10 @@ def test_an_index_that_the_table_does_not_take_is_named_and_stays_due_until_it_i
     assert (made.names, made.noted) == (ALL, [])
 
 
+@ON_MYSQL
 def test_no_type_is_altered_while_indexes_are_due(made: Made) -> None:
     made.pair.on_source("ALTER TABLE t DROP KEY hidden, MODIFY note TEXT, ADD more INT")
-    with suppress(Killed), built_after([made.table]):
-        raise Killed
+    made.lose()
     with (
         altering_session(made.table.server, "test") as session,
         session.cursor() as cursor,
@@ -420,17 +419,17 @@ def test_no_type_is_altered_while_indexes_are_due(made: Made) -> None:
     assert (made.names, made.noted) == (ALL, [])
 
 
+@ON_MYSQL
 def test_an_index_whose_column_is_gone_stops_nothing(made: Made) -> None:
-    with suppress(Killed), built_after([made.table]):
-        raise Killed
+    made.lose()
     made.on(f"ALTER TABLE {made.pair.made}.t RENAME COLUMN n TO m")
-    settle(made.places, made.pair.environ)
+    settle(made.places)
     assert (made.names, made.noted) == (["PRIMARY", "code", "hidden", "words"], [])
 
 
+@ON_MYSQL
 def test_an_index_that_somebody_adds_at_the_same_moment_is_found(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    with suppress(Killed), built_after([made.table]):
-        raise Killed
+    made.lose()
     found = indexes.read_definitions
 
     def late(*arguments: Any) -> Any:
@@ -444,6 +443,7 @@ def test_an_index_that_somebody_adds_at_the_same_moment_is_found(made: Made, mon
     assert (made.names, made.noted) == (ALL, [])
 
 
+@ON_MYSQL
 def test_without_space_for_temporary_files_the_table_is_copied(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     before, statements = made.definition, []
 
@@ -461,10 +461,10 @@ def test_without_space_for_temporary_files_the_table_is_copied(made: Made, monke
     assert (made.definition, made.noted) == (before, [])
 
 
+@ON_MYSQL
 def test_two_at_once_build_once(made: Made) -> None:
-    with suppress(Killed), built_after([made.table]):
-        raise Killed
-    threads = [threading.Thread(target=settle, args=(made.places, made.pair.environ)) for _ in range(4)]
+    made.lose()
+    threads = [threading.Thread(target=settle, args=(made.places,)) for _ in range(4)]
     for one in threads:
         one.start()
     for one in threads:
@@ -472,6 +472,7 @@ def test_two_at_once_build_once(made: Made) -> None:
     assert (made.names, made.noted) == (ALL, [])
 
 
+@ON_MYSQL
 def test_an_account_that_may_not_alter_keeps_the_indexes_and_is_told_what_it_lacks_if_they_are_due(made: Made) -> None:
     name = f"u{made.pair.made[2:12]}"
     made.on(
@@ -486,11 +487,9 @@ def test_an_account_that_may_not_alter_keeps_the_indexes_and_is_told_what_it_lac
             assert made.names == ALL
         assert made.noted == []
         made.on(f"UPDATE {made.pair.made}._lockstep_table SET due = '[]'")
-        with suppress(Killed), built_after([made.table]):
-            raise Killed
-        with pytest.raises(Refused) as refused:
+        made.lose()
+        with raises(Refused, "connection.grant"):
             build_due([limited])
-        assert refused.value.code == "connection.grant"
         assert made.due == [made.table]
     finally:
         made.on(f"DROP USER {name}@'%'")
@@ -498,24 +497,19 @@ def test_an_account_that_may_not_alter_keeps_the_indexes_and_is_told_what_it_lac
     assert made.names == ALL
 
 
+@ON_MYSQL
 def test_a_table_that_is_dropped_and_created_again_begins_again(made: Made) -> None:
     before = made.definition
-    with suppress(Killed), built_after([made.table]):
-        raise Killed
+    made.lose()
     made.on(f"DROP TABLE {made.pair.made}.t")
-    settle(made.places, made.pair.environ)
+    settle(made.places)
     assert made.noted == []
     assert made.create().state == "created"
     assert (made.definition, made.noted) == (before, ["[]"])
 
 
-def test_after_a_cutover_has_begun_no_index_waits(made: Made) -> None:
-    settle(made.places, made.pair.environ)
-    with built_after([made.table]):
-        assert made.names == ALL
-
-
-def test_a_cutover_does_not_begin_while_another_process_writes_the_table(
+@ON_MYSQL
+def test_a_cutover_begins_once_no_other_process_writes_the_table_and_no_index_waits_from_then_on(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "SETTLE_WAIT_S", 1)
@@ -523,8 +517,10 @@ def test_a_cutover_does_not_begin_while_another_process_writes_the_table(
         altering_session(made.table.server, "test") as session,
         session.cursor() as cursor,
         tables_locked(cursor, [made.table.name]),
-        pytest.raises(RetryLater) as busy,
+        raises(RetryLater, "target.busy"),
     ):
-        settle(made.places, made.pair.environ)
-    assert busy.value.code == "target.busy"
+        settle(made.places)
     assert made.noted == ["[]"]
+    settle(made.places)
+    with built_after([made.table]):
+        assert made.names == ALL

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import DataAtRisk
-from cdc_core.targets.bookkeeping.placement import accept_placements, placements
-from tests.lab.target_rows import COLUMNS, SHOP, Table, shop, target_table
-
-
-@pytest.fixture(params=["mariadb_target", "mysql9"])
-def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    server = request.getfixturevalue(request.param)
-    monkeypatch.setenv("PLACED", server.url)
-    with target_table(server, SHOP, COLUMNS, ("id",)) as made:
-        yield made
+from cdc_core.targets.bookkeeping.placement import accept_placements
+from cdc_core.targets.bookkeeping.table_states import states
+from tests.lab.target_rows import Table, shop
 
 
 def put(table: Table, number: int, **options: Any) -> None:
     table.write([shop("u", number, f"c{number}", number, number)], run=f"run{number}", **options)
 
 
-def target_of(table: Table) -> Target:
+def target_of(table: Table) -> MysqlTarget:
     rule = {"database": table.facts.database, "table": table.facts.table, "sharding": {"key": "id"}}
-    return Target.model_validate({"name": "t", "connections": ["env:PLACED"], "tables": {"shop.t": rule}})
+    return MysqlTarget.model_validate({"name": "t", "connections": ["env:TARGET"], "tables": {"shop.t": rule}})
 
 
 def test_a_table_takes_no_rows_of_another_shard_or_layout(table: Table) -> None:
     target = target_of(table)
-    assert [one.noted for one in placements(target, ["shop.t"])] == [None]
+    assert [state.placement for _, _, state in states(target, ["shop.t"])] == [None]
     put(table, 1, placement="shard 0 of 4 by mod(id)")
     put(table, 2, placement="shard 0 of 4 by mod(id)")
     for other in ("shard 1 of 4 by mod(id)", "shard 0 of 8 by mod(id)", "shard 0 of 4 by hash(id)", "one table"):
@@ -41,8 +33,8 @@ def test_a_table_takes_no_rows_of_another_shard_or_layout(table: Table) -> None:
         assert (caught.value.code, caught.value.where) == ("target.layout", table.facts.name)
     assert [n for (n,) in table.query(f"SELECT id FROM {table.facts.name} ORDER BY id")] == [1, 2]
     assert not table.query(f"SELECT * FROM {table.facts.database}._lockstep_ledger WHERE run_id = 'run3'")
-    (noted,) = placements(target, ["shop.t"])
-    assert (noted.noted, noted.wanted) == ("shard 0 of 4 by mod(id)", "shard 0 of 1 by mod(id)")
+    ((_, place, state),) = states(target, ["shop.t"])
+    assert (state.placement, place.placement) == ("shard 0 of 4 by mod(id)", "shard 0 of 1 by mod(id)")
     told: list[str] = []
     accept_placements(target, ["shop.t"], told.append)
     accept_placements(target, ["shop.t"], told.append)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,17 +11,10 @@ from cdc_core.model.version import Version, encode
 from cdc_core.targets.bookkeeping import takeover
 from cdc_core.targets.bookkeeping.takeover import take_over
 from cdc_core.targets.writing.prepare import tombstones_table
-from tests.lab.target_rows import Table, shop, target_of, target_table
+from tests.lab.target_rows import Table, shop, target_of
 
 AHEAD_US = 4_000_000_000_000_000
 OTHER = {"source": "other", "ts": AHEAD_US}
-
-
-@pytest.fixture(params=["row", "table"])
-def table(server: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    monkeypatch.setenv("TARGET", server.url)
-    with target_table(server, store=request.param) as made:
-        yield made
 
 
 def test_what_another_pipeline_has_deleted_with_a_clock_ahead_can_be_inserted(table: Table) -> None:

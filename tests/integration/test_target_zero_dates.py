@@ -14,6 +14,7 @@ from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.writing.load import Layout, open_session
 from cdc_core.targets.writing.versions import versions_of
 from tests.integration.both_readers import both_readers  # noqa: F401
+from tests.integration.one_server import EACH_STORE
 from tests.lab.target_rows import Winner, record_batch, target_table
 
 KINDS = {
@@ -24,7 +25,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("key", [("k",), ("k", "j"), ("j", "k")])
-@pytest.mark.parametrize("store", ["row", "table"])
+@EACH_STORE
 def test_a_row_under_a_zero_date_is_found_as_any_other(server: Any, store: str, key: tuple[str, ...]) -> None:
     for kind, (arrow, zero, other) in KINDS.items():
         definition = (

@@ -19,7 +19,6 @@ PACKAGES = {
     "pyarrow": "pyarrow",
     "pydantic": "pydantic",
     "pymysql": "PyMySQL",
-    "sqlalchemy": "SQLAlchemy",
     "yaml": "PyYAML",
 }
 """What docs/spark.md lists: the modules that the jobs import on executors, and the package that has each."""

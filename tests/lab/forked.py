@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import pkgutil
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -23,17 +24,18 @@ from typing import Any
 import cdc_core
 from cdc_core.binlog.warm_kernels import warm
 from cdc_core.cli import main
+from cdc_core.cli.app import command_tree
 from spark_jobs.driver import Driver
 
 HOOK = Path(__file__).parents[1] / "crash" / "hook" / "sitecustomize.py"
 
-APPLYING = {"run", "repair", "reshard", "cutover"}
+APPLYING = {"run", "repair", "cutover"}
 """Commands that do the jobs of a run."""
 _LEFT = {"__main__", "migrations"}
 """Parts of names of modules that do something when imported."""
 _WITH_DUCKDB = {
+    "cdc_core.stage.scratch_duckdb",
     "cdc_core.stage.public",
-    "cdc_core.stage.opened_files",
     "cdc_core.stage.stage_reader",
     "cdc_core.stage.sql_views",
 }
@@ -45,6 +47,7 @@ def load() -> None:
         if module.name not in _WITH_DUCKDB and not _LEFT & set(module.name.split(".")):
             with suppress(ModuleNotFoundError):  # of an extra that this Python may lack
                 importlib.import_module(module.name)
+    command_tree()
     warm()
     settle()
 
@@ -64,9 +67,11 @@ def become(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environ"])
     for number, path in enumerate((os.devnull, order["out"], order["err"])):
-        descriptor = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    # Whoever runs the tests in the background of a shell ignores interrupts, and so would all children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["lockstep", *order["arguments"]]
     if "LOCKSTEP_CRASH" in os.environ:
         arm()
@@ -83,8 +88,6 @@ def become(order: dict[str, Any]) -> None:
 def arm() -> None:
     """As in a process that has the hook on its PYTHONPATH (crash/hook/sitecustomize.py)."""
     spec = importlib.util.spec_from_file_location("crash_hook", HOOK)
-    assert spec is not None
-    assert spec.loader is not None
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
     hook.arm_loaded()

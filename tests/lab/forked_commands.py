@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,29 +80,59 @@ class ForkedCommands:
         }
 
     def _ask(self, order: Mapping[str, Any]) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(json.dumps(order), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         assert answer, "the process that forks the commands has ended"
         return int(answer)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Started:
     """A command that was started. Until `kill` has returned, its process id belongs to nothing else."""
 
     _commands: ForkedCommands
     pid: int
     log: Path
+    _code: int | None = None
 
     @property
     def ended(self) -> bool:
         """Whether it has ended by itself."""
+        if self._code is not None:
+            return True
         state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state == "Z"
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """What it has answered with --json, after its notes."""
+        text = self.log.read_text(errors="replace")
+        answer = re.search(r"^{", text, re.MULTILINE)
+        assert answer is not None, text
+        found, _ = json.JSONDecoder().raw_decode(text, answer.start())
+        assert isinstance(found, dict)
+        return found
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def until(self, true: Callable[[], object]) -> None:
+        """Waits for what happens before the command ends."""
+        while not true():
+            assert not self.ended, self.log.read_text(errors="replace")
+            time.sleep(0.05)
+
+    def wait(self, patience_s: float = 180) -> int:
+        """Until it has ended by itself; its exit code."""
+        end_s = time.monotonic() + patience_s
+        while not self.ended:
+            assert time.monotonic() < end_s, self.log.read_text(errors="replace")
+            time.sleep(0.05)
+        return self.kill()
+
     def kill(self) -> int:
         """kill -9. Its exit code: -9, or another one if it had ended before."""
-        os.kill(self.pid, signal.SIGKILL)
-        return self._commands._ask({"ended": self.pid})
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._code = self._commands._ask({"ended": self.pid})
+        return self._code

@@ -112,13 +112,13 @@ class HostileS3(Listener):
 
     def _read(self, client: socket.socket, file: object, line: str) -> Request:
         headers = {}
-        while text := file.readline().decode("latin-1").strip():  # type: ignore[attr-defined]
+        while text := file.readline().decode("latin-1").strip():
             name, _, value = text.partition(":")
             headers[name] = value.strip()
         lower = {name.lower(): value for name, value in headers.items()}
         if "100-continue" in lower.get("expect", ""):
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = file.read(int(lower.get("content-length", 0)))  # type: ignore[attr-defined]
+        body = file.read(int(lower.get("content-length", 0)))
         return Request(line, {name: value for name, value in headers.items() if name.lower() != "expect"}, body)
 
     def _ask(self, request: Request) -> Answer:

@@ -13,7 +13,7 @@ import pytest
 
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import Refused
-from cdc_core.meta import Meta
+from cdc_core.meta import Meta, meta_schema
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How
 from cdc_core.model.position import Checkpoint
@@ -21,12 +21,14 @@ from cdc_core.operations.extract import Extractor
 from cdc_core.operations.extract.extractor import DrainResult
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.stage_reader import changes, table_state
 from cdc_core.stage.staged_coverage import coverage_of
 from cdc_core.stage.stores import open_store
 from tests.lab.opened import opened
 from tests.lab.origin import Origin
 from tests.lab.pipeline_file import changed, keys, pipeline_document, pipeline_text
+from tests.lab.shell import export
+from tests.lab.staged_tables import changes, table_state
+from tests.lab.waiting import wait_until
 
 
 class Lab:
@@ -39,6 +41,7 @@ class Lab:
         self.folder, self.origin = folder, origin
         folder.mkdir(exist_ok=True)
         self.environ = {"SOURCE": origin.sql.url, "SALT": "salt"}
+        export(self.environ)
         source = keys(sections.pop("source", ""))
         if "start" not in source:
             source |= self._here
@@ -62,8 +65,18 @@ class Lab:
 
     @property
     def _here(self) -> dict[str, Any]:
+        # In a file of its own: whoever begins at a position reads the file up to there.
+        self.origin.execute_on_server("FLUSH BINARY LOGS")
+        if self.origin.mariadb:  # whose last event about the former file comes once that is in the engine's log
+            self.origin.execute_on_server("FLUSH ENGINE LOGS")
+            wait_until(self._checkpointed, pause_s=0.01)
         end = self.origin.end().position
         return {"start": {"position": {"file": end.file, "offset": end.offset}}}
+
+    def _checkpointed(self) -> bool:
+        file = self.origin.end().position.file
+        events = self.origin.sql.run(f"SHOW BINLOG EVENTS IN '{file}'")
+        return any(one[2] == "Binlog_checkpoint" and one[5] == file for one in events)
 
     def _write(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -76,6 +89,22 @@ class Lab:
         self.__exit__()
         self.__dict__.pop("meta", None)
         (self.folder / "meta.db").unlink()
+
+    @property
+    def lease_expires_us(self) -> int:
+        row = self.meta._database.read(lambda connection: self.meta.leases.within(connection).find("shop"))
+        return int(row.expires_us)
+
+    def expire_leases(self) -> None:
+        """As once the time of whoever was killed is over."""
+        ended = meta_schema.lease.update().values(expires_us=0)
+        self.meta._database.write(lambda connection: connection.execute(ended))
+
+    def rebuild(self) -> int:
+        """Meta is made again from the chain; how many batches it lacked."""
+        lease, added = self.meta.rebuild(self.meta.leases.acquire("shop", "test", 60), self.chain)
+        self.meta.leases.release(lease)
+        return added
 
     @cached_property
     def meta(self) -> Meta:
@@ -106,9 +135,7 @@ class Lab:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        checkpoint = self.meta.positions.checkpoint("shop")
-        assert checkpoint is not None
-        return checkpoint
+        return self.meta.positions.checkpoint("shop")
 
     @property
     def notes(self) -> list[str]:
@@ -128,7 +155,7 @@ class Lab:
         return rows.take(order)
 
     def changed_ids(self, table: str = "t") -> list[int]:
-        return self.changes(table)["id"].to_pylist()  # type: ignore[no-any-return]
+        return self.changes(table)["id"].to_pylist()
 
     def state(self, table: str = "t", *columns: str, **options: Any) -> list[tuple[Any, ...]]:
         """The table's rows, in the order of its key."""

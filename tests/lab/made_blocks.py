@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.model.block import Block, Entries, EntryKind, TableRows
+from cdc_core.model.block import Block, Entries, EntryGtids, EntryKind, TableRows
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import absent_text, staged_schema
 
 ENTRY_BYTES = 100
 """Bytes of log that each made entry covers."""
+
+
+def at(entries: int, file: str = "binlog.000001") -> Position:
+    """The position after so many made entries."""
+    return Position(0, file, 4 + ENTRY_BYTES * entries)
 
 
 @dataclass(frozen=True)
@@ -73,12 +79,20 @@ def block(
         events=np.full(count, 3, np.int64),
         rows=np.array([len(one.changes) if one.rows is None else one.rows for one in made], np.int64),
         size_bytes=np.array([one.size_bytes for one in made], np.int64),
-        gtid=pa.array([one.gtid for one in made], pa.string()),
+        gtids=gtids_of([one.gtid for one in made]),
         trace=starts,
         trace_crc=np.arange(count, dtype=np.int64) + 1,
     )
     natural = Position(begin.timeline, begin.file, begin.offset + ENTRY_BYTES * count)
     return Block(source, begin, end or natural, entries, _tables(made, source, begin, seqs), left_out or {}, notes)
+
+
+def gtids_of(texts: Sequence[str]) -> EntryGtids:
+    parts = [re.fullmatch(r"(.*[:-])([0-9]+)|", text) for text in texts]
+    prefixes = list(dict.fromkeys(part[1] for part in parts if part and part[1]))
+    names = [prefixes.index(part[1]) if part and part[1] else -1 for part in parts]
+    numbers = [int(part[2]) if part and part[1] else 0 for part in parts]
+    return EntryGtids(prefixes, np.array(names, np.int64), np.array(numbers, np.int64))
 
 
 def _tables(made: Sequence[Made], source: str, begin: Position, seqs: Sequence[int]) -> tuple[TableRows, ...]:

@@ -24,7 +24,7 @@ from cdc_core.stage import start_record as starts
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
 from tests.lab.made_batches import HOUR_US, START_US, checkpoint
-from tests.lab.opened import opened_line
+from tests.lab.opened import empty_meta, opened_line
 
 WINDOW = (START_US, START_US + HOUR_US)
 NEXT_WINDOW = (START_US + HOUR_US, START_US + 2 * HOUR_US)
@@ -57,6 +57,8 @@ class Line:
     def open(cls, root: Path, **changed: Any) -> Line:
         one = pipeline(root, **changed)
         (root / "stage").mkdir(exist_ok=True)
+        if not (root / "meta.db").exists():
+            (root / "meta.db").write_bytes(empty_meta())
         return cls(one, Meta.open(one.meta.url, one.pipeline), open_store(one.stage.uri), {})
 
     def with_targets(self, *targets: dict[str, Any]) -> Line:
@@ -74,7 +76,6 @@ class Line:
             self.meta.batches.commit(lease, one)
         if until_us is not None:
             last = self.meta.positions.checkpoint(manifests[-1].source)
-            assert last is not None
             self.meta.positions.advance_watermark(self._lease(manifests[-1].source), _reached(last, until_us))
 
     def idle(self, source: str, until_us: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,15 +16,16 @@ import pymysql
 from cdc_core.config import CaptureRules, Source
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.model.schema import DefinedSince
+from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.mysql import connections
 from cdc_core.source.capture import Capture
 from cdc_core.source.host import source_server as server
+from cdc_core.source.host.start_position import find_start
 from cdc_core.source.sql.capture_policy import CapturePolicy
 from cdc_core.source.transactions.source_stream import SourceStream
 from examples.sandbox.sql_server import SqlServer
-
-PATIENCE_S = 60
+from tests.lab.databases import own_database
+from tests.lab.waiting import PATIENCE_S, wait_until
 
 TABLES = (
     "CREATE TABLE customer (id INT PRIMARY KEY, name VARCHAR(40), credit DECIMAL(12,2), seen DATETIME(3))",
@@ -76,12 +76,23 @@ class Origin:
 
     def execute_on_server(self, *statements: str) -> None:
         """Outside the database, each committed by itself."""
-        with self.sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+        self.sql.run(*statements)
+
+    def purge_to(self, file: str) -> None:
+        """The file is the oldest then. One that a stream still reads is kept until that has ended."""
+
+        def purged() -> bool:
+            self.sql.run(f"PURGE BINARY LOGS TO '{file}'")
+            return server.binlog_files(self.control)[0].name == file
+
+        wait_until(purged)
 
     def end(self) -> Checkpoint:
         return Checkpoint(server.end_position(self.control, 0))
+
+    def start(self, start: Any = "latest") -> Checkpoint:
+        """Where a source begins whose `start` is this."""
+        return find_start(self.source(start=start), self.control, None, server=self.address())
 
     def stream(
         self,
@@ -102,12 +113,12 @@ class Origin:
             self.source(**source),
             server=address or self.address(),
             start=start,
-            captures=capture.captures,
+            capture=capture,
             replica_host=replica_host,
             policy=CapturePolicy(
-                on_unlogged_change=on_unlogged_change,  # type: ignore[arg-type]
-                on_truncate=on_truncate,  # type: ignore[arg-type]
-                on_unreadable=on_unreadable,  # type: ignore[arg-type]
+                on_unlogged_change=on_unlogged_change,
+                on_truncate=on_truncate,
+                on_unreadable=on_unreadable,
             ),
             block_bytes=block_bytes,
             history=history,
@@ -167,20 +178,35 @@ def account(origin: Origin, *grants: str) -> Iterator[connections.Server]:
         origin.execute(f"DROP USER {user}")
 
 
-def fresh_name() -> str:
-    return f"s_{uuid.uuid4().hex[:12]}"
+@contextmanager
+def own_origin(server: SqlServer) -> Iterator[Origin]:
+    """An empty database, which is dropped in the end."""
+    with own_database(server) as name:
+        origin = Origin(server, name)
+        yield origin
+        if "control" in origin.__dict__:
+            origin.control.close()
+
+
+def changes_in(blocks: Sequence[Block]) -> list[tuple[TableSchema, dict[str, Any]]]:
+    """Every change with the definition of its table, in the order of their keys."""
+    found = [(part.schema, row) for block in blocks for part in block.tables for row in part.rows.to_pylist()]
+    return sorted(found, key=lambda change: (change[1]["_cdc_seq"], change[1]["_cdc_row"]))
+
+
+def rows_in(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+    """Every change as the blocks have them one after the other."""
+    return [row for block in blocks for part in block.tables for row in part.rows.to_pylist()]
+
+
+def ids_in(blocks: Iterable[Block]) -> list[Any]:
+    return [row["id"] for row in rows_in(blocks)]
 
 
 def replay(blocks: Sequence[Block]) -> dict[str, Rows]:
     """Tables by name, as the changes of all blocks in the order of their keys leave them."""
-    changes = [
-        (row["_cdc_seq"], row["_cdc_row"], part.schema, row)
-        for block in blocks
-        for part in block.tables
-        for row in part.rows.to_pylist()
-    ]
     tables: dict[str, Rows] = {}
-    for _, _, schema, row in sorted(changes, key=lambda change: change[:2]):
+    for schema, row in changes_in(blocks):
         table = tables.setdefault(schema.table, {})
         values = {column.name: row[column.name] for column in schema.columns}
         old = row["_before"] or values
@@ -200,10 +226,7 @@ def in_order(rows: Rows | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def changes_of(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
     """Every change of all blocks with all its columns, by table and order key: the same however it was extracted."""
     return sorted(
-        (part.schema.name, row["_cdc_seq"], row["_cdc_row"], repr(row), part.schema.id)
-        for block in blocks
-        for part in block.tables
-        for row in part.rows.to_pylist()
+        (schema.name, row["_cdc_seq"], row["_cdc_row"], repr(row), schema.id) for schema, row in changes_in(blocks)
     )
 
 

@@ -9,6 +9,11 @@ from typing import Any
 
 import yaml
 
+from cdc_core.config import Pipeline, parse
+
+NOWHERE = Path("/nowhere")
+"""The folder of a pipeline that nothing stages by."""
+
 Section = str | Mapping[str, Any]
 """Keys of a section of the file: a mapping, or YAML as between braces, such as "lease_s: 5, ring_mib: 1"."""
 
@@ -48,22 +53,32 @@ def changed(document: Mapping[str, Any], *, source: Section = "", **sections: An
     made["sources"] = [{**one, **keys(source)} for one in made["sources"]]
     for name, section in sections.items():
         value = yaml.safe_load(section) if isinstance(section, str) and section.lstrip().startswith("[") else section
-        if name == "pipeline" or isinstance(value, list):
+        if name in ("pipeline", "schedule") or isinstance(value, list):
             made[name] = value
         else:
             made[name] = {**made.get(name, {}), **keys(value)}
     return made
 
 
+def target(name: str, server: str, tables: Mapping[str, Any], **keys: Any) -> dict[str, Any]:
+    """Of a section `targets`. server: such as env:TARGET."""
+    return {"name": name, "connections": [server], "tables": dict(tables), **keys}
+
+
 def sharded(name: str, server: str, table: str, database: str, **sharding: Any) -> dict[str, Any]:
     """A target that makes two tables `TABLE_0` and `TABLE_1` by id of the database, at a server such as env:TARGET."""
     split = {"key": "id", "databases": 1, "tables": 2, **sharding}
     tables = {table: {"database": database, "table": f"{table}_{{t}}", "sharding": split}}
-    return {"name": name, "connections": [server], "on_missing_table": "create", "tables": tables}
+    return target(name, server, tables, on_missing_table="create")
 
 
 def pipeline_text(document: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(document), sort_keys=False, width=200)
+
+
+def made_pipeline(folder: Path, database: str, **sections: Any) -> Pipeline:
+    """sections: as of `pipeline_document`."""
+    return parse(pipeline_text(pipeline_document(folder, database, **sections)), where="test")
 
 
 def write_pipeline(folder: Path, database: str, *, pipeline: str = "shop", **sections: Any) -> Path:

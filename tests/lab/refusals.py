@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,3 +15,13 @@ def refusal(call: Callable[[], object]) -> LockstepError:
     with pytest.raises(LockstepError) as caught:
         call()
     return caught.value
+
+
+@contextmanager
+def raises(
+    kind: type[LockstepError], code: str, *, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[LockstepError]]:
+    """The block ends in an error of this kind and code, whose text has the pattern."""
+    with pytest.raises(kind, match=match) as caught:
+        yield caught
+    assert caught.value.code == code

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pymysql
 
-from cdc_core.config import ONE_TABLE, Target, parse
+from cdc_core.config import ONE_TABLE, MysqlTarget
 from cdc_core.errors import combined
 from cdc_core.model.merged_columns import ENDED_ORIGINS, ORIGIN
 from cdc_core.model.run_plan import WriteCounts
@@ -35,6 +35,8 @@ from cdc_core.targets.writing.load import Layout, LoadFile, Unfit
 from cdc_core.targets.writing.prepare import prepare, tombstones_table, versions_table
 from cdc_core.targets.writing.row_writer import ShardWrite, Transact, write_shard
 from cdc_core.targets.writing.write_parts import write_rows
+from tests.lab.databases import own_database
+from tests.lab.shell import export
 
 SHOP = (
     "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY, code VARCHAR(20) COLLATE utf8mb4_bin NOT NULL, "
@@ -131,7 +133,6 @@ class Table:
         with tempfile.TemporaryDirectory() as folder:
             done = write_rows(self.server, write, self.layout, batches, Path(folder), part_rows=part_rows)
             assert not list(Path(folder).iterdir())
-        assert done is not None
         return done.counts
 
     @property
@@ -176,9 +177,11 @@ def target_table(
 ) -> Iterator[Table]:
     """A database with one table `t`, prepared, on a server of examples.sandbox; dropped at the end. store: as in
     config.Guard."""
-    database = f"t_{uuid.uuid4().hex[:12]}"
-    with sandbox.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {database}")
+    with (
+        own_database(sandbox) as database,
+        sandbox.connect(autocommit=True) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute("SET sql_mode = ''")
         cursor.execute("SET GLOBAL local_infile = ON")
         cursor.execute(definition.format(name=f"{database}.t"))
@@ -186,41 +189,28 @@ def target_table(
         found = table_facts(connection, database, ["t"])["t"]
         facts = prepare(connection, replace(found, key=tuple(key), beside=store == "table", keyless=not key))
         yield Table(parse_url(sandbox.url, where="test"), connection, facts, columns, key)
-        cursor.execute(f"DROP DATABASE {database}")
 
 
-def target_of(table: Table) -> Target:
-    """Of a pipeline `shop` whose logical table `shop.t` goes to the table. TARGET is the URL of its server."""
+def target_of(table: Table) -> MysqlTarget:
+    """Takes the logical table `shop.t` to the table. TARGET is the URL of its server."""
     facts, store = table.facts, "table" if table.facts.beside else "row"
-    pipeline = parse(
-        f"""
-pipeline: shop
-sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "file:///nowhere"}}
-meta: {{url: "sqlite:////nowhere/meta.db"}}
-targets:
-  - name: shards
-    connections: ["env:TARGET"]
-    tables: {{shop.t: {{database: "{facts.database}", table: "{facts.table}", guard: {{store: {store}}}}}}}
-""",
-        where="test",
-    )
-    return pipeline.target("shards")
+    rule = {"database": facts.database, "table": facts.table, "guard": {"store": store}}
+    return MysqlTarget.model_validate({"name": "shards", "connections": ["env:TARGET"], "tables": {"shop.t": rule}})
 
 
 def opened_destination(
-    target: Target,
+    target: MysqlTarget,
     logical: str,
     schemas: Sequence[TableSchema],
     use: TableUse | None = None,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
     *,
     ready: bool = True,
 ) -> Destination:
-    """A checked destination; ready: with what Lockstep needs there, as the jobs of a run open it."""
+    """A checked destination; ready: with what Lockstep needs there, as jobs of a run open it. environ: is exported."""
+    export(environ)
     use = use or TableUse()
     if not ready:
-        return open_destination(target, logical, schemas, use, environ)
-    with TargetSurvey(target, [logical], environ) as survey:
-        return prepared_destinations(survey, [checked_destination(survey, logical, schemas, use, space=False)])[0]
+        return open_destination(target, logical, schemas, use)
+    with TargetSurvey(target, [logical]) as survey:
+        return prepared_destinations(survey, [checked_destination(survey, logical, schemas, use)])[0]

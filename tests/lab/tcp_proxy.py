@@ -92,7 +92,7 @@ class TcpProxy:
         self._bent = times
 
     def _start(self, run: object, *arguments: object) -> None:
-        thread = threading.Thread(target=run, args=arguments, daemon=True)  # type: ignore[arg-type]
+        thread = threading.Thread(target=run, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 

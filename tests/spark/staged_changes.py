@@ -31,9 +31,9 @@ from cdc_core.model.run_plan import (
 )
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged_columns import absent_text, staged_schema
-from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
 from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.open_part import key_changes
 from spark_jobs.job import Job
 from spark_jobs.merge_rules import moving_keys, row_columns
 from tests.history_model import Change

@@ -4,188 +4,44 @@ from __future__ import annotations
 
 import json
 import random
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-import pymysql
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from cdc_core.config import Pipeline, Quality
+from cdc_core.config import Quality
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
-from cdc_core.model.merged_columns import CLASS, FILTER_ONLY, SHARD
-from cdc_core.model.run_plan import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_path
+from cdc_core.model.merged_columns import SHARD
+from cdc_core.model.run_plan import FilterCounts, RunPlan, counts_path
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.stage.stores import open_store
 from cdc_core.targets.bookkeeping.fence import lower_fences, raise_fences
 from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
-from cdc_core.targets.tables import compare_columns as compare
+from cdc_core.targets.tables import compare_columns
 from spark_jobs import quality
-from spark_jobs import spark_failures as failures
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check
 from spark_jobs.quality_rows import Sample, spaced
 from spark_jobs.table_tasks import together
-from spark_jobs.write import shard_pieces, write, write_pieces
+from spark_jobs.write import FilteredRows, shard_pieces, write, write_pieces
 from tests.history_model import Change
-from tests.spark.staged_changes import Stage, counts_of, require_merged_columns, staged_pipeline, table_schema
+from tests.spark.target_line import ALSO_BY_SPARK, DRIVER_ALONE, FIRST, ORDERS, TargetLine, fed_by_two, order
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
-ORDERS = table_schema(
-    "shop.orders", {"id": "bigint", "customer": "int", "code": "varchar(20)", "at": "datetime(6)"}, ["id"]
-)
 
 
-@dataclass
-class Line:
-    """A stage, a target of 2 databases of 2 tables sharded by customer, and the four jobs between them."""
-
-    spark: SparkSession
-    stage: Stage
-    pipeline: Pipeline
-    connection: pymysql.Connection[Any]
-    prefix: str
-    runs: list[RunPlan] = field(default_factory=list)
-
-    def job(self, plan: RunPlan, *, target: str | None = "shards") -> Job:
-        name = "0" if target is None else None
-        return Job(lambda: self.spark, self.pipeline, plan, open_store(self.stage.uri), name, target)
-
-    def run(self, *changes: Change, quality: bool = False) -> RunPlan:
-        """A run over these changes alone."""
-        return self.run_of({"shop.orders": changes}, quality=quality)
-
-    def run_of(self, changes: Mapping[str, Sequence[Change]], *, quality: bool = False) -> RunPlan:
-        """A run over changes of several source tables that feed shop.orders, by the source table's name."""
-        self.stage.begin_again()
-        for name, some in changes.items():
-            self.stage.add("shop.orders", replace(ORDERS, table=name.partition(".")[2]), some)
-        rule = self.pipeline.target("shards").tables["*"]
-        plan = self.stage.plan(
-            f"run{len(self.runs)}",
-            {"shop.orders": ["id"]},
-            on_truncate=rule.on_truncate,
-            shared_keys=rule.shared_keys,
-        )
-        self.runs.append(plan)
-        self.again(plan, quality=quality)
-        return plan
-
-    def again(self, plan: RunPlan, *, quality: bool = False) -> None:
-        """The jobs of a run; a LockstepError of a worker is raised as `spark_jobs.job.perform` does."""
-        try:
-            merge(self.job(plan, target=None))
-            apply_filter(self.job(plan))
-            write(self.job(plan))
-            if quality:
-                check(self.job(plan))
-        except LockstepError:
-            raise
-        except Exception as error:
-            raise (failures.found(error) or error) from error
-
-    def query(self, sql: str) -> list[tuple[Any, ...]]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql)
-            return list(cursor.fetchall())
-
-    def everything(self) -> dict[str, list[tuple[Any, ...]]]:
-        found = {}
-        for d in (0, 1):
-            for t in (0, 1):
-                name = f"{self.prefix}_{d}.orders_{t}"
-                found[f"{d}.{t}"] = self.query(f"SELECT id, customer, code, _cdc_version FROM {name} ORDER BY id")
-                deleted = f"{self.prefix}_{d}._lockstep_tombstone_orders_{t}"
-                found[f"{d}-{t}"] = self.query(f"SELECT * FROM {deleted} ORDER BY 1")
-        return found
-
-    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
-        """(id, customer, code) by shard, empty shards left out."""
-        found = self.everything()
-        return {at: [row[:3] for row in rows] for at, rows in found.items() if "." in at and rows}
-
-    def counts(self, plan: RunPlan) -> tuple[MergeCounts, FilterCounts, list[WriteCounts]]:
-        return counts_of(open_store(self.stage.uri), plan)
-
-    def columns_are_as_said(self, plan: RunPlan) -> None:
-        """The files of merged/ and filtered/ have the columns of model/merged_columns.py."""
-        job = self.job(plan)
-        table = job.merge_set.tables[0]
-        merged = require_merged_columns(self.job(plan, target=None), table)
-        filtered = ds.dataset(self.stage.root / job.filtered(table.table), format="parquet").schema
-        assert set(filtered.names) == {*merged.names, SHARD, CLASS} - FILTER_ONLY
-
-    def adds_up(self, plan: RunPlan) -> None:
-        self.columns_are_as_said(plan)
-        merged, filtered, written = self.counts(plan)
-        assert merged.rows + merged.key_changes == merged.winners + merged.superseded
-        done = sum(one.written + one.stale + one.absent + one.quarantined for one in written)
-        assert merged.winners == done + filtered.stale
-
-
-BY_DRIVER = pytest.param((20_000, "spark"), id="driver")
-REMOTE = pytest.param((0, "remote"), id="remote", marks=pytest.mark.matrix)
-SPARK_IN_MATRIX = pytest.mark.parametrize(
-    "line",
-    [BY_DRIVER, pytest.param((0, "spark"), id="spark", marks=pytest.mark.matrix), REMOTE],
-    indirect=True,
-)
-"""For long tests of rules about rows: the driver obeys them in the usual run, Spark's jobs in the matrix."""
-
-
-@pytest.fixture(params=[pytest.param((0, "spark"), id="spark"), BY_DRIVER, REMOTE])
-def line(
-    mariadb_target: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> Iterator[Line]:
-    """By Spark's jobs, by the driver alone as far as it goes, and at a Spark Connect endpoint."""
-    driver_rows, session = request.param
-    spark = request.getfixturevalue(session)
-    prefix = f"s{uuid.uuid4().hex[:8]}"
-    monkeypatch.setenv("TARGET_URL", mariadb_target.url)
-    sharding = {"key": "customer", "databases": 2, "tables": 2}
-    rule = {"database": f"{prefix}_{{d}}", "table": "{table}_{t}", "sharding": sharding}
-    target = {"name": "shards", "connections": ["env:TARGET_URL"], "tables": {"*": rule}}
-    pipeline = staged_pipeline(tmp_path, targets=[target], spark={"driver_rows": driver_rows})
-    with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute("SET GLOBAL local_infile = ON")
-        for d in (0, 1):
-            cursor.execute(f"CREATE DATABASE {prefix}_{d}")
-            for t in (0, 1):
-                cursor.execute(
-                    f"CREATE TABLE {prefix}_{d}.orders_{t} (id BIGINT PRIMARY KEY, customer INT NOT NULL, "
-                    "code VARCHAR(20) COLLATE utf8mb4_bin, at DATETIME(6), UNIQUE KEY code (code))"
-                )
-        yield Line(spark, Stage(tmp_path), pipeline, connection, prefix)
-        for d in (0, 1):
-            cursor.execute(f"DROP DATABASE {prefix}_{d}")
-
-
-def order(op: str, id: int, customer: int, code: str, seq: int, ordinal: int = 0, /, **before: Any) -> Change:
-    row = {"id": id, "customer": customer, "code": code}
-    if op == "u":
-        return Change(op, row, seq, ordinal, before={**row, **before})
-    return Change(op, row, seq, ordinal)
-
-
-FIRST = [order("c", id, id, f"c{id}", 10, id) for id in range(1, 9)]
-
-
-def test_a_run_writes_each_shard_again_changes_nothing_and_meets_the_expectations(line: Line) -> None:
+@ALSO_BY_SPARK
+def test_a_run_writes_each_shard_again_changes_nothing_and_meets_the_expectations(line: TargetLine) -> None:
     plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), order("d", 99, 3, "z", 12), quality=True)
     assert line.rows() == {
         "0.0": [(4, 4, "c4")],
@@ -198,55 +54,58 @@ def test_a_run_writes_each_shard_again_changes_nothing_and_meets_the_expectation
     assert (merged.rows, merged.winners, merged.superseded) == (10, 9, 1)
     assert (filtered.insert, filtered.absent, filtered.stale) == (7, 2, 0)
     before = line.everything()
-    line.again(plan, quality=True)
+    line.again(plan)
     assert line.everything() == before
     line.adds_up(plan)
 
 
-def test_the_indexes_of_tables_that_lockstep_has_made_wait_for_a_large_first_run(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def names() -> list[list[tuple[Any, ...]]]:
-        return [
-            line.query(f"SHOW INDEX FROM {line.prefix}_{d}.orders_{t} WHERE Key_name = 'at'")
-            for d in (0, 1)
-            for t in (0, 1)
-        ]
-
+@pytest.fixture
+def indexed(line: TargetLine, monkeypatch: pytest.MonkeyPatch) -> TargetLine:
+    """Each table has an index and is one that Lockstep has made. More than two rows are worth to build it anew."""
     for d in (0, 1):
-        line.query(f"CREATE TABLE {line.prefix}_{d}.{STATES} ({DEFINITIONS[STATES]})")
-        line.query(
-            f"INSERT INTO {line.prefix}_{d}.{STATES} (table_name, due) VALUES ('orders_0', '[]'), ('orders_1', '[]')"
-        )
-        for t in (0, 1):
-            line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD KEY at (at)")
+        states = f"{line.prefix}_{d}.{STATES}"
+        line.query(f"CREATE TABLE {states} ({DEFINITIONS[STATES]})")
+        line.query(f"INSERT INTO {states} (table_name, due) VALUES ('orders_0', '[]'), ('orders_1', '[]')")
+    for place in line.places:
+        line.query(f"ALTER TABLE {place} ADD KEY at (at)")
+    monkeypatch.setattr("cdc_core.targets.bookkeeping.indexes.LARGE_ROWS", 2)
+    return line
+
+
+def with_index(line: TargetLine) -> int:
+    """How many of the four tables have it."""
+    return sum(bool(line.query(f"SHOW INDEX FROM {place} WHERE Key_name = 'at'")) for place in line.places)
+
+
+def test_the_indexes_of_tables_that_lockstep_has_made_wait_for_a_large_first_run(
+    indexed: TargetLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = indexed
     seen: list[int] = []
 
     def noted(*arguments: Any, of: Any = write_pieces) -> Any:
-        seen.append(sum(map(bool, names())))
+        seen.append(with_index(line))
         done = of(*arguments)
-        seen.append(sum(map(bool, names())))
+        seen.append(with_index(line))
         return done
 
     monkeypatch.setattr("spark_jobs.write.write_pieces", noted)
-    monkeypatch.setattr("cdc_core.targets.bookkeeping.indexes.LARGE_ROWS", 2)
-    line.run(*FIRST[:7], quality=True)
+    line.run(*FIRST[:7])
     assert seen[:2] == [4, 4], "fewer rows than are worth it"
-    for d in (0, 1):
-        for t in (0, 1):
-            line.query(f"DELETE FROM {line.prefix}_{d}.orders_{t}")
+    for place in line.places:
+        line.query(f"DELETE FROM {place}")
     seen.clear()
-    line.run(*(order("c", id, id, f"c{id}", 20, id) for id in range(11, 19)), quality=True)
+    line.run(*(order("c", id, id, f"c{id}", 20, id) for id in range(11, 19)))
     assert seen[:2] == [0, 0]
-    assert all(names())
+    assert with_index(line) == 4
     assert len(line.rows()) == 4
     assert line.query(f"SELECT * FROM {line.prefix}_0.{STATES} WHERE due IS NOT NULL") == []
 
 
-@pytest.mark.parametrize("line", [(20_000, "spark")], indirect=True, ids=["driver"])
+@DRIVER_ALONE
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_run_that_is_killed_around_its_load_builds_the_indexes_when_it_is_repeated(
-    line: Line, loaded: bool, monkeypatch: pytest.MonkeyPatch
+    indexed: TargetLine, loaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -256,47 +115,34 @@ def test_a_run_that_is_killed_around_its_load_builds_the_indexes_when_it_is_repe
             write_pieces(*arguments)
         raise Killed
 
-    def names() -> int:
-        shown = "SHOW INDEX FROM {}_{}.orders_{} WHERE Key_name = 'at'"
-        return sum(len(line.query(shown.format(line.prefix, d, t))) for d in (0, 1) for t in (0, 1))
-
-    for d in (0, 1):
-        line.query(f"CREATE TABLE {line.prefix}_{d}.{STATES} ({DEFINITIONS[STATES]})")
-        line.query(
-            f"INSERT INTO {line.prefix}_{d}.{STATES} (table_name, due) VALUES ('orders_0', '[]'), ('orders_1', '[]')"
-        )
-        for t in (0, 1):
-            line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD KEY at (at)")
-    monkeypatch.setattr("cdc_core.targets.bookkeeping.indexes.LARGE_ROWS", 2)
+    line = indexed
     with monkeypatch.context() as patched:
         patched.setattr("spark_jobs.write.write_pieces", killed)
         with pytest.raises(Killed):
             line.run(*FIRST)
-    assert names() == 0
+    assert with_index(line) == 0
     (plan,) = line.runs
     line.again(plan, quality=True)
-    assert names() == 4
+    assert with_index(line) == 4
     assert len(line.rows()) == 4
     line.adds_up(plan)
 
 
-@pytest.mark.parametrize("line", [(20_000, "spark")], indirect=True, ids=["driver"])
-def test_a_small_run_starts_no_spark(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+@DRIVER_ALONE
+def test_a_small_run_starts_no_spark(line: TargetLine, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_spark(job: Job) -> SparkSession:
         raise AssertionError("the driver does all of this itself")
 
     monkeypatch.setattr(Job, "spark", property(no_spark))
-    line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
+    line.run(*FIRST, order("d", 8, 8, "c8", 11))
     line.run(order("u", 1, 2, "c1", 20, customer=1), quality=True)
     assert sum(len(rows) for rows in line.rows().values()) == 7
 
 
-def test_a_fence_refuses_a_run_before_and_after_its_filter(line: Line) -> None:
+def test_a_fence_refuses_a_run_before_and_after_its_filter(line: TargetLine) -> None:
     line.run(*FIRST)
     held, target = line.rows(), line.pipeline.target("shards")
-    line.stage.begin_again()
-    line.stage.add("shop.orders", replace(ORDERS, table="orders"), [order("d", 1, 1, "c1", 20)])
-    plan = line.stage.plan("late", {"shop.orders": ["id"]})
+    plan = line.planned([order("d", 1, 1, "c1", 20)])
     merge(line.job(plan, target=None))
     for task in (apply_filter, write):
         raise_fences(target, ["shop.orders"], "switched")
@@ -311,13 +157,13 @@ def test_a_fence_refuses_a_run_before_and_after_its_filter(line: Line) -> None:
     check(line.job(plan))  # which only reads what was written before
 
 
-def test_a_merge_of_a_runs_former_plan_that_is_still_alive_changes_nothing_of_the_present_one(line: Line) -> None:
+def test_a_merge_of_a_runs_former_plan_that_is_still_alive_changes_nothing_of_the_present_one(line: TargetLine) -> None:
     """The run was planned again, with one batch more, while Spark went on merging for the first plan."""
     keys = {"shop.orders": ["id"]}
-    line.stage.add("shop.orders", replace(ORDERS, table="orders"), FIRST)
+    line.stage.add("shop.orders", ORDERS, FIRST)
     former = line.stage.plan("again", keys)
     merge(line.job(former, target=None))
-    line.stage.add("shop.orders", replace(ORDERS, table="orders"), [order("d", 1, 1, "c1", 20)])
+    line.stage.add("shop.orders", ORDERS, [order("d", 1, 1, "c1", 20)])
     present = line.stage.plan("again", keys)
     merge(line.job(present, target=None))
     merge(line.job(former, target=None))
@@ -332,9 +178,10 @@ def test_a_merge_of_a_runs_former_plan_that_is_still_alive_changes_nothing_of_th
     line.adds_up(present)
 
 
-def test_files_that_a_killed_attempt_adds_after_the_next_one_has_ended_count_for_nothing(line: Line) -> None:
+@ALSO_BY_SPARK
+def test_files_that_a_killed_attempt_adds_after_the_next_one_has_ended_count_for_nothing(line: TargetLine) -> None:
     """Nothing ends at once what executors do for a driver that is gone."""
-    line.stage.add("shop.orders", replace(ORDERS, table="orders"), FIRST)
+    line.stage.add("shop.orders", ORDERS, FIRST)
     plan = line.stage.plan("late", {"shop.orders": ["id"]})
     merge(line.job(plan, target=None))
     job = line.job(plan)
@@ -355,7 +202,7 @@ def test_files_that_a_killed_attempt_adds_after_the_next_one_has_ended_count_for
     assert sum(len(rows) for rows in line.rows().values()) == len(FIRST)
 
 
-def test_each_winner_is_classified_and_stale_ones_are_kept_with_their_reason(line: Line) -> None:
+def test_each_winner_is_classified_and_stale_ones_are_kept_with_their_reason(line: TargetLine) -> None:
     line.run(*FIRST, order("d", 7, 7, "c7", 30))
     plan = line.run(
         order("c", 20, 20, "new", 40),
@@ -378,14 +225,15 @@ def test_each_winner_is_classified_and_stale_ones_are_kept_with_their_reason(lin
     }
 
 
+@ALSO_BY_SPARK
 def test_each_file_to_be_written_holds_its_rows_by_shard_in_the_order_of_their_key_and_is_read_to_its_end(
-    line: Line,
+    line: TargetLine,
 ) -> None:
-    line.spark.conf.set("spark.sql.files.maxRecordsPerFile", 1)
+    line.spark().conf.set("spark.sql.files.maxRecordsPerFile", 1)
     try:
         plan = line.run(*reversed(FIRST))
     finally:
-        line.spark.conf.unset("spark.sql.files.maxRecordsPerFile")
+        line.spark().conf.unset("spark.sql.files.maxRecordsPerFile")
     shards: set[int] = set()
     folder = line.stage.root / line.job(plan).filtered("shop.orders")
     for path in folder.glob("*.parquet"):
@@ -402,8 +250,9 @@ def test_each_file_to_be_written_holds_its_rows_by_shard_in_the_order_of_their_k
     assert [one.equal for one in line.counts(plan)[2]] == [2, 2, 2, 2]
 
 
-@SPARK_IN_MATRIX
-def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the_order_of_runs(line: Line) -> None:
+def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the_order_of_runs(
+    line: TargetLine,
+) -> None:
     first = line.run(*FIRST)
     moves = [
         [order("u", 1, 2, "c1", 20, customer=1), order("u", 5, 6, "m", 21, customer=5), order("d", 5, 6, "m", 22)],
@@ -421,8 +270,7 @@ def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the
         line.adds_up(plan)
 
 
-@SPARK_IN_MATRIX
-def test_runs_in_the_wrong_order_end_in_the_same_target(line: Line) -> None:
+def test_runs_in_the_wrong_order_end_in_the_same_target(line: TargetLine) -> None:
     late = line.run(order("u", 1, 2, "x", 40, code="c1", customer=1), order("d", 2, 2, "c2", 41))
     line.run(*FIRST)
     middle = line.run(order("u", 1, 1, "m", 20, code="c1"), order("u", 2, 6, "n", 21, code="c2", customer=2))
@@ -434,9 +282,10 @@ def test_runs_in_the_wrong_order_end_in_the_same_target(line: Line) -> None:
     assert {row[0]: row[1:] for rows in line.rows().values() for row in rows} == found
 
 
-def test_quality_fails_on_a_tampered_row_and_says_which(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "SMALL_ROWS", 0)  # in the driver; Spark's workers have the server compare few rows
-    plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
+def test_quality_fails_on_a_tampered_row_and_says_which(line: TargetLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In the driver; Spark's workers have the server compare few rows.
+    monkeypatch.setattr(compare_columns, "SMALL_ROWS", 0)
+    plan = line.run(*FIRST, order("d", 8, 8, "c8", 11))
     line.query(f"UPDATE {line.prefix}_0.orders_1 SET code = 'Tampered' WHERE id = 5")
     line.query(f"DELETE FROM {line.prefix}_1.orders_0 WHERE id = 2")
     line.query(f"INSERT INTO {line.prefix}_0.orders_0 (id, customer) VALUES (8, 8)")
@@ -454,7 +303,7 @@ def test_quality_fails_on_a_tampered_row_and_says_which(line: Line, monkeypatch:
 
 
 def test_a_run_of_more_rows_than_are_judged_in_memory_is_judged_by_spark_and_as_well(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: TargetLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verdicts() -> dict[str, Any]:
         with suppress(DataAtRisk):
@@ -474,14 +323,14 @@ def test_a_run_of_more_rows_than_are_judged_in_memory_is_judged_by_spark_and_as_
         nonlocal engines
         engines = {"pandas"}
         in_memory = verdicts()
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, line.by_spark():
             patch.setattr(quality, "GATHERED_ROWS", 2)
             engines = {"spark"}
             assert verdicts() == in_memory
         return in_memory
 
     engines: set[str] = set()
-    plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
+    plan = line.run(*FIRST, order("d", 8, 8, "c8", 11))
     assert all(one[0] for one in the_same_by_spark().values())
 
     line.query(f"UPDATE {line.prefix}_0.orders_1 SET code = 'Tampered' WHERE id = 5")
@@ -495,9 +344,9 @@ def test_a_run_of_more_rows_than_are_judged_in_memory_is_judged_by_spark_and_as_
 
 
 def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_it_was(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: TargetLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "SMALL_ROWS", 0)
+    monkeypatch.setattr(compare_columns, "SMALL_ROWS", 0)
     plan = line.run(*FIRST, quality=True)
     folder = line.stage.root / plan.quality_folder("shards")
     verdict = json.loads((folder / "target.json").read_text())
@@ -510,15 +359,14 @@ def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_i
     assert verdict["success"], verdict
     assert (verdict["rows"] < 8, verdict["of"]) == (True, 8)
     assert f"<p>a sample of {verdict['rows']} of 8 rows</p>" in (folder / "report.html").read_text()
-    with monkeypatch.context() as patch:  # a sample too large to be judged in memory
+    with monkeypatch.context() as patch, line.by_spark():  # a sample too large to be judged in memory
         patch.setattr(quality, "GATHERED_ROWS", 1)
         check(line.job(plan))
     by_spark = json.loads((folder / "target.json").read_text())
     assert {**by_spark, "expectations": []} == verdict | {"engine": "spark", "expectations": []}
 
-    for d in (0, 1):
-        for t in (0, 1):
-            line.query(f"UPDATE {line.prefix}_{d}.orders_{t} SET code = CONCAT('x', id)")
+    for place in line.places:
+        line.query(f"UPDATE {place} SET code = CONCAT('x', id)")
     with pytest.raises(LockstepError) as caught:
         check(line.job(plan))
     assert caught.value.code == "quality.failed"
@@ -540,7 +388,7 @@ def test_a_sample_is_evenly_spaced_over_all_files_and_never_empty(files: list[li
     assert bool(taken) == bool(total)
 
 
-def test_quality_fails_when_a_staged_order_key_stands_twice(line: Line) -> None:
+def test_quality_fails_when_a_staged_order_key_stands_twice(line: TargetLine) -> None:
     plan = line.run(*FIRST, order("c", 20, 20, "twin", 10, 3))
     with pytest.raises(DataAtRisk, match="staged"):
         check(line.job(plan))
@@ -550,7 +398,7 @@ def test_quality_fails_when_a_staged_order_key_stands_twice(line: Line) -> None:
 
 
 def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgotten_with_their_file(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: TargetLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = line.stage.root / "orders.yaml"
     suites = [{"table": "shop.orders", "stage": stage, "path": str(file)} for stage in ("merged", "staged")]
@@ -569,7 +417,7 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
     assert [json.loads((folder / f"own-{n}.json").read_text())["rows"] for n in (0, 1)] == [9, 10]
 
     # Where a table's values do not fit into the driver's memory, Spark judges them, and finds the same.
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, line.by_spark():
         patch.setattr(quality, "GATHERED_BYTES", 0)
         check(line.job(plan))
     by_spark = json.loads((folder / "own-0.json").read_text())
@@ -591,12 +439,11 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
     assert sorted(found.name for found in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
 
 
+@ALSO_BY_SPARK
 def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_nothing_else_suffers(
-    line: Line,
+    line: TargetLine,
 ) -> None:
-    data = line.pipeline.model_dump()
-    data["targets"][0]["tables"]["*"]["on_row_error"] = "quarantine"
-    line.pipeline = Pipeline.model_validate(data)
+    line.change_rule(on_row_error="quarantine")
     line.run(*FIRST, order("c", 20, 20, "to go", 10, 20))
     plan = line.run(
         order("u", 1, 2, "x" * 21, 20, code="c1", customer=1),  # moves to another shard, and does not fit there
@@ -617,10 +464,9 @@ def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_
         1: ("x" * 21, True),
         30: ("y" * 30, True),
     }
-    for d in (0, 1):
-        for t in (0, 1):
-            line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} MODIFY code VARCHAR(50) COLLATE utf8mb4_bin")
-    line.again(plan, quality=True)
+    for place in line.places:
+        line.query(f"ALTER TABLE {place} MODIFY code VARCHAR(50) COLLATE utf8mb4_bin")
+    line.again(plan)
     line.adds_up(plan)
     found = {row[0]: row[1:] for rows in line.rows().values() for row in rows}
     assert (found[1], found[30]) == ((2, "x" * 21), (1, "y" * 30))
@@ -628,27 +474,24 @@ def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_
     assert not list(folder.glob("*.parquet"))
 
 
-@SPARK_IN_MATRIX
-def test_tables_that_must_not_be_altered_are_guarded_by_versions_beside_them(line: Line) -> None:
-    data = line.pipeline.model_dump()
-    data["targets"][0]["tables"]["*"]["guard"] = {"store": "table"}
-    line.pipeline = Pipeline.model_validate(data)
+def test_tables_that_must_not_be_altered_are_guarded_by_versions_beside_them(line: TargetLine) -> None:
+    line.change_rule(guard={"store": "table"})
     first = line.run(*FIRST)
     line.run(order("u", 1, 2, "moved", 20, code="c1", customer=1), order("d", 2, 2, "c2", 21), quality=True)
 
     def rows() -> list[list[tuple[Any, ...]]]:
-        names = [f"{line.prefix}_{d}.orders_{t}" for d in (0, 1) for t in (0, 1)]
-        names += [f"{line.prefix}_{d}._lockstep_version_orders_{t}" for d in (0, 1) for t in (0, 1)]
-        return [line.query(f"SELECT * FROM {name} ORDER BY 1, 2") for name in names]
+        beside = [place.replace(".", "._lockstep_version_") for place in line.places]
+        return [line.query(f"SELECT * FROM {name} ORDER BY 1, 2") for name in (*line.places, *beside)]
 
     before = rows()
-    line.again(first, quality=True)
+    line.again(first)
     assert rows() == before
     assert sum(map(len, before[-4:])) == 7
     assert line.query("SHOW COLUMNS FROM " + f"{line.prefix}_0.orders_0 LIKE '_cdc_version'") == []
 
 
-def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line: Line) -> None:
+@ALSO_BY_SPARK
+def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line: TargetLine) -> None:
     line.run(*FIRST)
     with pytest.raises(DataAtRisk) as caught:
         line.run(order("c", 100, 1, "c5", 50))
@@ -658,8 +501,7 @@ def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line
     assert store.stat(counts_path(line.runs[-1].written_folder("shards"))) is None
 
 
-@SPARK_IN_MATRIX
-def test_a_row_that_is_deleted_and_comes_again_in_another_shard_leaves_the_first(line: Line) -> None:
+def test_a_row_that_is_deleted_and_comes_again_in_another_shard_leaves_the_first(line: TargetLine) -> None:
     line.run(*FIRST)
     line.run(order("d", 1, 1, "c1", 20), order("c", 1, 2, "c1", 21), quality=True)
     assert [(at, row) for at, rows in line.rows().items() for row in rows if row[0] == 1] == [("1.0", (1, 2, "c1"))]
@@ -704,18 +546,16 @@ class Minimal:
         return dict(sorted(found.items()))
 
 
-def grown(line: Line, rows: int) -> Minimal:
+def grown(line: TargetLine, rows: int) -> Minimal:
     """The target has rows that Lockstep never wrote."""
     source = Minimal({id: (id * 3, f"c{id}") for id in range(rows)})
     for id, (customer, code) in source.rows.items():
-        at = f"{line.prefix}_{customer % 4 // 2}.orders_{customer % 4 % 2}"
-        line.query(f"INSERT INTO {at} (id, customer, code) VALUES ({id}, {customer}, '{code}')")
+        line.query(f"INSERT INTO {line.places[customer % 4]} (id, customer, code) VALUES ({id}, {customer}, '{code}')")
     return source
 
 
-@SPARK_IN_MATRIX
 def test_minimal_changes_of_keys_shard_keys_and_values_end_as_at_the_source_and_again_change_nothing(
-    line: Line,
+    line: TargetLine,
 ) -> None:
     source, dice, plans = grown(line, 6), random.Random(4), []
     for _ in range(3):
@@ -731,17 +571,17 @@ def test_minimal_changes_of_keys_shard_keys_and_values_end_as_at_the_source_and_
                 source.update(id, id, **dice.choice(some))
             else:
                 source.update(id, to, **dice.choice([{}, *some]))
-        plans.append(line.run(*source.taken(), quality=True))
+        plans.append(line.run(*source.taken()))
         assert dict(sorted(line.rows().items())) == source.by_shard()
         line.adds_up(plans[-1])
+    check(line.job(plans[-1]))
     for plan in (plans[1], plans[0]):
         line.again(plan)
         assert dict(sorted(line.rows().items())) == source.by_shard()
         line.adds_up(plan)
 
 
-@SPARK_IN_MATRIX
-def test_a_row_that_moves_takes_along_what_its_changes_lack_where_they_have_both_shard_keys(line: Line) -> None:
+def test_a_row_that_moves_takes_along_what_its_changes_lack_where_they_have_both_shard_keys(line: TargetLine) -> None:
     """As with binlog_row_image NOBLOB."""
     source = grown(line, 5)
 
@@ -753,30 +593,29 @@ def test_a_row_that_moves_takes_along_what_its_changes_lack_where_they_have_both
         row, before = {"id": id, "customer": customer}, {"id": id, "customer": was}
         return Change("u", row, source.seq, before=before, absent=lacking)
 
-    first = line.run(move(1, 4), move(2, 5), move(2, 6), move(3, 8), move(3, 9), quality=True)
+    first = line.run(move(1, 4), move(2, 5), move(2, 6), move(3, 8), move(3, 9))
     assert dict(sorted(line.rows().items())) == source.by_shard()
     second = line.run(move(1, 7), move(3, 10), quality=True)
     for plan in (first, second):
-        line.again(plan, quality=True)
+        line.again(plan)
         line.adds_up(plan)
         assert dict(sorted(line.rows().items())) == source.by_shard()
 
 
-@SPARK_IN_MATRIX
-def test_keys_that_swap_take_their_rows_along_wherever_they_stand(line: Line) -> None:
+def test_keys_that_swap_take_their_rows_along_wherever_they_stand(line: TargetLine) -> None:
     source = grown(line, 4)
     for id, to in ((1, 99), (2, 1), (99, 2), (3, 5), (5, 6), (6, 3)):
         source.update(id, to)
     source.update(2, 2, code="new")
     plan = line.run(*source.taken(), quality=True)
     assert dict(sorted(line.rows().items())) == source.by_shard()
-    line.again(plan, quality=True)
+    line.again(plan)
     assert dict(sorted(line.rows().items())) == source.by_shard()
 
 
 @pytest.mark.parametrize("shard", ["0.1", pytest.param("1.1", marks=pytest.mark.matrix)])
 def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_that_went_to_new_keys(
-    line: Line, shard: str
+    line: TargetLine, shard: str
 ) -> None:
     """Two rows swap keys and shards: whichever is written first takes away what the other had."""
     source = grown(line, 4)
@@ -793,7 +632,7 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
     (table,) = job.tables()
     d, t = shard.split(".")
     paths = job.filtered_files(table)
-    pieces = shard_pieces(job, job.destination(table), paths, arrivals=True, shards=[2 * int(d) + int(t)])
+    pieces = shard_pieces(job, job.destination(table), FilteredRows(paths, shards=[2 * int(d) + int(t)]))
     done, error = together(write_pieces(job, pieces))
     assert error is None
     assert [one.counts.written for one in done] == [1]
@@ -811,8 +650,7 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
     line.adds_up(plan)
 
 
-@SPARK_IN_MATRIX
-def test_no_row_is_set_aside_by_a_rule_of_after_the_plan_if_later_changes_depend_on_it(line: Line) -> None:
+def test_no_row_is_set_aside_by_a_rule_of_after_the_plan_if_later_changes_depend_on_it(line: TargetLine) -> None:
     """The error of the write task names the rule, and Airflow repeats that task by itself."""
     source = grown(line, 2)
     source.update(1, 1, code="x" * 21)
@@ -820,17 +658,16 @@ def test_no_row_is_set_aside_by_a_rule_of_after_the_plan_if_later_changes_depend
         line.run(*source.taken())
     assert caught.value.code == "target.row_error"
     before = line.rows()
-    data = line.pipeline.model_dump()
-    data["targets"][0]["tables"]["*"]["on_row_error"] = "quarantine"
-    line.pipeline = Pipeline.model_validate(data)
+    line.change_rule(on_row_error="quarantine")
     with pytest.raises(Refused) as refused:
         write(line.job(line.runs[-1]))
     assert refused.value.code == "config.table_rule"
     assert line.rows() == before
 
 
-@SPARK_IN_MATRIX
-def test_a_longer_run_over_changes_that_were_applied_in_part_finds_each_row_where_it_stands_by_now(line: Line) -> None:
+def test_a_longer_run_over_changes_that_were_applied_in_part_finds_each_row_where_it_stands_by_now(
+    line: TargetLine,
+) -> None:
     source = grown(line, 4)
     source.update(1, 11)
     source.update(2, 2, customer=7)
@@ -838,12 +675,11 @@ def test_a_longer_run_over_changes_that_were_applied_in_part_finds_each_row_wher
     line.run(*first)
     source.update(11, 12, customer=0)
     source.update(2, 22)
-    line.run(*first, *source.taken(), quality=True)
+    line.run(*first, *source.taken())
     assert dict(sorted(line.rows().items())) == source.by_shard()
 
 
-@SPARK_IN_MATRIX
-def test_a_delete_that_does_not_say_its_shard_lets_no_older_insert_revive_the_row_in_any(line: Line) -> None:
+def test_a_delete_that_does_not_say_its_shard_lets_no_older_insert_revive_the_row_in_any(line: TargetLine) -> None:
     late = Change("d", {"id": 50}, 40, absent=["customer", "code", "at"])
     line.run(late)
     for customer in range(4):
@@ -852,7 +688,7 @@ def test_a_delete_that_does_not_say_its_shard_lets_no_older_insert_revive_the_ro
 
 
 @pytest.mark.parametrize("to", [pytest.param(1, marks=pytest.mark.matrix), 2])
-def test_an_update_of_a_row_that_no_shard_has_is_data_at_risk(line: Line, to: int) -> None:
+def test_an_update_of_a_row_that_no_shard_has_is_data_at_risk(line: TargetLine, to: int) -> None:
     source = Minimal({1: (1, "c1")})
     source.update(1, to, code="x")
     changes = source.taken()
@@ -865,11 +701,8 @@ def test_an_update_of_a_row_that_no_shard_has_is_data_at_risk(line: Line, to: in
     assert line.rows() == {"0.1": [(to, 1, "x")]}
 
 
-@SPARK_IN_MATRIX
-def test_a_truncate_removes_what_is_older_in_every_shard_and_no_older_change_comes_back(line: Line) -> None:
-    data = line.pipeline.model_dump()
-    data["targets"][0]["tables"]["*"]["on_truncate"] = "apply"
-    line.pipeline = Pipeline.model_validate(data)
+def test_a_truncate_removes_what_is_older_in_every_shard_and_no_older_change_comes_back(line: TargetLine) -> None:
+    line.change_rule(on_truncate="apply")
     line.query(f"INSERT INTO {line.prefix}_0.orders_0 (id, customer) VALUES (80, 80)")  # Lockstep never wrote it
     first = line.run(*FIRST)
     newer = line.run(order("u", 7, 7, "newer", 40, code="c7"))
@@ -884,21 +717,14 @@ def test_a_truncate_removes_what_is_older_in_every_shard_and_no_older_change_com
     assert sum(one.written for one in written) == 2
     late = line.run(order("u", 3, 3, "late", 19, code="c3"), Change("t", {}, 14))
     for again in (first, plan, newer, late):
-        line.again(again, quality=True)
+        line.again(again)
         line.adds_up(again)
         assert line.rows() == left
     line.run(order("c", 3, 3, "anew", 50))
     assert line.rows() == left | {"1.1": [(3, 3, "anew"), *left["1.1"]]}
 
 
-def fed_by_two(line: Line, shared_keys: str = "stop") -> None:
-    data = line.pipeline.model_dump()
-    data["routes"] = [{"match": r"shop\.p[12]", "to": "shop.orders"}]
-    data["targets"][0]["tables"]["*"]["shared_keys"] = shared_keys
-    line.pipeline = Pipeline.model_validate(data)
-
-
-def test_rows_of_two_source_tables_under_one_key_stop_the_run_and_none_is_lost(line: Line) -> None:
+def test_rows_of_two_source_tables_under_one_key_stop_the_run_and_none_is_lost(line: TargetLine) -> None:
     fed_by_two(line)
     line.run_of({"shop.p1": [order("c", 1, 1, "a", 10)], "shop.p2": [order("c", 2, 1, "b", 11)]}, quality=True)
     before = line.everything()
@@ -913,8 +739,7 @@ def test_rows_of_two_source_tables_under_one_key_stop_the_run_and_none_is_lost(l
         assert line.everything() == before
 
 
-@SPARK_IN_MATRIX
-def test_a_row_that_moves_from_one_source_table_to_another_stays(line: Line) -> None:
+def test_a_row_that_moves_from_one_source_table_to_another_stays(line: TargetLine) -> None:
     fed_by_two(line)
     line.run_of({"shop.p1": [order("c", 1, 1, "a", 10), order("c", 2, 1, "b", 11)]})
     moved = line.run_of(
@@ -927,41 +752,33 @@ def test_a_row_that_moves_from_one_source_table_to_another_stays(line: Line) -> 
     line.adds_up(moved)
     assert line.rows() == {"0.1": [(1, 1, "a"), (2, 1, "b")]}
     before = line.everything()
-    line.again(moved, quality=True)
+    line.again(moved)
     assert line.everything() == before
-    line.run_of({"shop.p2": [order("u", 1, 1, "z", 30, code="a"), order("d", 2, 1, "b", 31)]}, quality=True)
+    line.run_of({"shop.p2": [order("u", 1, 1, "z", 30, code="a"), order("d", 2, 1, "b", 31)]})
     assert line.rows() == {"0.1": [(1, 1, "z")]}
 
 
-def test_keys_that_mean_the_same_row_in_two_source_tables_may_be_shared(line: Line) -> None:
+def test_keys_that_mean_the_same_row_in_two_source_tables_may_be_shared(line: TargetLine) -> None:
     fed_by_two(line, "newest")
     line.run_of({"shop.p1": [order("c", 1, 1, "a", 10)], "shop.p2": [order("c", 1, 1, "b", 11)]}, quality=True)
     assert line.rows() == {"0.1": [(1, 1, "b")]}
-    line.run_of({"shop.p1": [order("d", 1, 1, "a", 12)]}, quality=True)
+    line.run_of({"shop.p1": [order("d", 1, 1, "a", 12)]})
     assert line.rows() == {}
 
 
-@SPARK_IN_MATRIX
 @pytest.mark.parametrize("store", ["row", pytest.param("table", marks=pytest.mark.matrix)])
-def test_keys_that_the_target_holds_for_equal_are_one_row_in_every_job(line: Line, store: str) -> None:
+def test_keys_that_the_target_holds_for_equal_are_one_row_in_every_job(line: TargetLine, store: str) -> None:
     """As shop.orders, with a text key in a case-insensitive collation and the shard key outside of it."""
-    data = line.pipeline.model_dump()
-    data["targets"][0]["tables"]["*"]["guard"] = {"store": store}
-    line.pipeline = Pipeline.model_validate(data)
+    line.change_rule(guard={"store": store})
     collation = "utf8mb4_uca1400_ai_ci"
-    names = [f"{line.prefix}_{d}.orders_{t}" for d in (0, 1) for t in (0, 1)]
-    for name in names:
-        line.query(f"DROP TABLE {name}")
-        line.query(f"CREATE TABLE {name} (k VARCHAR(9) COLLATE {collation} PRIMARY KEY, customer INT NOT NULL)")
+    for place in line.places:
+        line.query(f"DROP TABLE {place}")
+        line.query(f"CREATE TABLE {place} (k VARCHAR(9) COLLATE {collation} PRIMARY KEY, customer INT NOT NULL)")
     column = Column("k", parse_column_type("varchar(9)", charset="utf8mb4", collation=collation), False, 1)
-    schema = TableSchema("shop", "orders", (column, Column("customer", parse_column_type("int"), False)))
+    line.schema = TableSchema("shop", "orders", (column, Column("customer", parse_column_type("int"), False)))
 
     def run(*changes: Change) -> RunPlan:
-        line.stage.begin_again()
-        line.stage.add("shop.orders", schema, changes)
-        plan = line.stage.plan(f"run{len(line.runs)}", {"shop.orders": ["k"]})
-        line.runs.append(plan)
-        line.again(plan, quality=True)
+        plan = line.run(*changes, quality=True)
         line.adds_up(plan)
         return plan
 
@@ -970,7 +787,7 @@ def test_keys_that_the_target_holds_for_equal_are_one_row_in_every_job(line: Lin
         return Change(op, row, seq, before={**row, **before} if op == "u" else None)
 
     def rows() -> list[tuple[Any, ...]]:
-        return sorted(row for name in names for row in line.query(f"SELECT k, customer FROM {name}"))
+        return sorted(row for place in line.places for row in line.query(f"SELECT k, customer FROM {place}"))
 
     run(k("c", "a", 1, 10), k("c", "x", 1, 11), k("c", "m", 2, 12))
     renamed = run(
@@ -981,5 +798,5 @@ def test_keys_that_the_target_holds_for_equal_are_one_row_in_every_job(line: Lin
     now = rows()
     assert now == [("A", 2), ("M", 1), ("x", 1)]
     for plan in (renamed, *line.runs, renamed):
-        line.again(plan, quality=True)
+        line.again(plan)
         assert rows() == now

@@ -26,12 +26,6 @@ LOG = table_schema("shop.log", {"a": "int", "n": "int"}, [])
 BATCHES = 6
 
 
-@pytest.fixture(params=["driver", "spark"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    merge_by(request.param, monkeypatch)
-    return str(request.param)
-
-
 def changes(source: str, number: int, names: Collection[str]) -> list[Change]:
     """Of a batch: rows that come again and again, and one of its own."""
     rows = [{"a": 1, "b": "x", "n": number}, {"a": 100 + number, "b": "y", "n": number}]
@@ -90,20 +84,24 @@ def results(spark: SparkSession, root: Path, schema: Any, taken: Collection[int]
     return places, counts
 
 
-@pytest.mark.parametrize("taken", [range(BATCHES), [1, 2], [0, 2, 5]], ids=["all", "neighbours", "some"])
+@pytest.mark.parametrize(
+    ("way", "taken"), [("driver", range(BATCHES)), ("driver", [1, 2]), ("driver", [0, 2, 5]), ("spark", [0, 2, 5])]
+)
 def test_a_run_takes_the_rows_of_its_batches_from_compacted_files(
-    spark: SparkSession, tmp_path: Path, way: str, taken: Collection[int]
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, taken: Collection[int]
 ) -> None:
+    merge_by(way, monkeypatch)
     plain = results(spark, tmp_path / "plain", ITEMS, taken, join=False)
     joined = results(spark, tmp_path / "joined", ITEMS, taken, join=True)
     assert joined == plain
     assert plain[1].rows == 4 * len(list(taken))
 
 
-@pytest.mark.parametrize("taken", [range(BATCHES), [0, 2, 5]], ids=["all", "some"])
+@pytest.mark.parametrize(("way", "taken"), [("driver", range(BATCHES)), ("driver", [0, 2, 5]), ("spark", [0, 2, 5])])
 def test_rows_without_a_key_keep_their_batches_in_compacted_files(
-    spark: SparkSession, tmp_path: Path, way: str, taken: Collection[int]
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, taken: Collection[int]
 ) -> None:
+    merge_by(way, monkeypatch)
     plain = results(spark, tmp_path / "plain", LOG, taken, join=False)
     joined = results(spark, tmp_path / "joined", LOG, taken, join=True)
     assert joined == plain

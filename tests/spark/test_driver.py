@@ -32,7 +32,7 @@ handler = signal.signal(signal.SIGINT, lambda *_: None)
 handler = signal.getsignal(signal.SIGINT)
 
 def doing(work):
-    drivers.work_of = lambda name: work
+    drivers.work_of = lambda name, lake: work
 
 with Driver(pipeline, open_stage(pipeline.stage), master="local[1]", output=Path("spark.log")) as spark:
     seen = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +19,8 @@ from spark_jobs.filtered_files import FilteredFiles, merged_runs, write_run
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 20), st.sampled_from(["", "a", "b.c"])))
 
 
-@given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 7), st.integers(1, 3), st.integers(2, 3))
-def test_every_row_of_a_shard_is_read_once_in_the_order_of_the_key(
+@given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 7), st.integers(1, 3), st.sampled_from([2, 16]))
+def test_every_row_of_a_shard_is_read_once_and_the_rows_of_some_files_in_the_order_of_the_key(
     runs: list[list[tuple[int, int | None, str]]], batch_rows: int, group_rows: int, at_once: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -36,15 +37,13 @@ def test_every_row_of_a_shard_is_read_once_in_the_order_of_the_key(
             )
             write_run(Path(folder) / f"{number}.parquet", table, ["a.b", "c"])
         paths = [f"{number}.parquet" for number in range(len(runs))]
-        scratch = Path(folder) / "scratch"
-        scratch.mkdir()
-        with FilteredFiles(FileStore(Path(folder).as_uri()), paths, scratch) as files:
+        with FilteredFiles(FileStore(Path(folder).as_uri()), paths) as files:
             for shard in range(5):
                 batches = list(files.rows_of(shard, ["a.b", "c"], batch_rows))
                 found = [(row["a.b"], row["c"]) for batch in batches for row in batch.to_pylist()]
                 expected = [(n, text) for rows in runs for number, n, text in rows if number == shard]
-                assert found == sorted(expected, key=lambda row: (row[0] is None, row))
-                assert not list(scratch.iterdir())
+                ordered = sorted(expected, key=lambda row: (row[0] is None, row))
+                assert found == ordered if len(runs) <= at_once else Counter(found) == Counter(expected)
 
 
 def test_files_whose_keys_lie_apart_are_read_one_after_the_other(
@@ -62,7 +61,7 @@ def test_files_whose_keys_lie_apart_are_read_one_after_the_other(
 
     monkeypatch.setattr(filtered_files, "merged_runs", noted)
     monkeypatch.setattr(filtered_files, "MERGED_AT_ONCE", 2)
-    with FilteredFiles(FileStore(tmp_path.as_uri()), [f"{n}.parquet" for n in (3, 1, 0, 2)], tmp_path) as files:
+    with FilteredFiles(FileStore(tmp_path.as_uri()), [f"{n}.parquet" for n in (3, 1, 0, 2)]) as files:
         found = [value for batch in files.rows_of(0, ["id"], 7) for value in batch.column("id").to_pylist()]
     assert found == list(range(40))
     assert merged == [1, 1, 1, 1]

@@ -12,13 +12,13 @@ import pytest
 
 from cdc_core.errors import LockstepError
 from cdc_core.model.run_plan import RunPlan
-from spark_jobs import spark_failures as failures
+from spark_jobs import spark_failures
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.quality import check
 from spark_jobs.write import write
 from tests.lab.hostile_server import ANSWERS, CLOSING, Meddler
-from tests.spark.test_apply import FIRST, Line, line, order  # noqa: F401 - a fixture
+from tests.spark.target_line import FIRST, TargetLine, order
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 GIVE_UP_S = 180
@@ -29,7 +29,7 @@ CONTENT = "the content of a file of ours"
 class Hostile:
     """A run whose task meets a target that meddles."""
 
-    def __init__(self, line: Line, server: Any, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def __init__(self, line: TargetLine, server: Any, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.line, self.server, self.secret, self.patch = line, server, secret, monkeypatch
         line.run(*FIRST)
         line.stage.begin_again()
@@ -63,7 +63,7 @@ class Hostile:
             return f"{where}hangs"
         error = ended[0]
         if error is not None:
-            known = error if isinstance(error, LockstepError) else failures.found(error)
+            known = error if isinstance(error, LockstepError) else spark_failures.found(error)
             if known is None or known.code.startswith("internal."):
                 return f"{where}{type(error).__name__} {str(error)[:300]}"
             if self.server.password in str(error):
@@ -81,12 +81,7 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(
-    line: Line,  # noqa: F811
-    mariadb_target: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Hostile:
+def hostile(line: TargetLine, mariadb_target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hostile:
     secret = tmp_path / "secret"
     secret.write_text(CONTENT)
     return Hostile(line, mariadb_target, secret, monkeypatch)

@@ -35,6 +35,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+BY_DRIVER = pytest.mark.parametrize("way", ["driver"], indirect=True)
+"""For rules of cdc_core/history, which both call."""
 ITEMS = table_schema("shop.items", {"a": "int", "b": "varchar(10)", "n": "int"}, ["a", "b"])
 
 
@@ -69,6 +71,7 @@ def test_an_added_column_is_null_before_and_a_wider_type_keeps_every_value(spark
     assert "gone" not in rows[0]
 
 
+@BY_DRIVER
 def test_a_type_that_cannot_be_widened_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     for seq, kind, value in ((10, "int", 1), (20, "varchar(9)", "x")):
@@ -126,8 +129,8 @@ def test_a_staged_file_with_other_bytes_is_refused_before_any_of_its_rows_is_mer
     assert len(merged(spark, stage, ["a", "b"])[0]) == 5
 
 
+@BY_DRIVER
 def test_times_and_literals_go_through_unchanged(spark: SparkSession, tmp_path: Path) -> None:
-
     schema = table_schema("shop.items", {"d": "date", "at": "datetime(6)", "ts": "timestamp(6)"}, ["d"])
     at = dt.datetime(1000, 1, 1, 0, 0, 0, 1)
     ts = dt.datetime(2026, 3, 29, 1, 30, tzinfo=dt.UTC)
@@ -191,6 +194,7 @@ def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(
     ]
 
 
+@BY_DRIVER
 def test_an_absent_value_is_filled_from_the_other_source_that_wrote_the_key(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -204,6 +208,7 @@ def test_an_absent_value_is_filled_from_the_other_source_that_wrote_the_key(
     assert [(row["x"], row["y"], row["_cdc_absent"]) for row in rows] == [(2, "a", None)]
 
 
+@BY_DRIVER
 def test_exact_texts_and_absent_values_are_those_of_the_column_whatever_the_case_of_its_name(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -223,6 +228,7 @@ def test_exact_texts_and_absent_values_are_those_of_the_column_whatever_the_case
     ]  # fmt: skip
 
 
+@BY_DRIVER
 @pytest.mark.parametrize(("absent", "before"), [(["id"], {"id": 2}), (["_before.id"], {"id": None})])
 def test_changes_that_do_not_say_their_key_stop(
     spark: SparkSession, tmp_path: Path, absent: list[str], before: dict[str, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,13 +15,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.run_plan import RunPlan
 from tests.history_model import Change
 from tests.spark.staged_changes import Stage, table_schema
-from tests.spark.test_apply import Line
-from tests.spark.test_merge import merged, pipeline
+from tests.spark.target_line import TargetLine, target_line
+from tests.spark.test_merge import merged
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 KINDS = {
@@ -132,45 +129,25 @@ def test_what_an_update_did_not_log_is_as_in_its_old_row_and_an_added_column_is_
 
 
 @pytest.fixture
-def log(spark: SparkSession, mariadb_target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+def log(
+    request: pytest.FixtureRequest, mariadb_target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TargetLine]:
     """A target of two shards of a table without a key, by its number."""
-    prefix = f"m{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("TARGET_URL", mariadb_target.url)
-    rule = {
-        "database": f"{prefix}_{{d}}", "table": "log", "no_key": "rows", "on_truncate": "apply",
-        "sharding": {"key": "n", "databases": 2, "tables": 1},
-    }  # fmt: skip
-    targets = [{"name": "shards", "connections": ["env:TARGET_URL"], "tables": {"*": rule}}]
-    data = pipeline(tmp_path).model_dump() | {"targets": targets}
     collated = {name: f"{kind} COLLATE utf8mb4_general_ci" for name, kind in KINDS.items() if name in "we"}
     columns = ", ".join(f"{name} {collated.get(name, kind)}" for name, kind in KINDS.items())
-    with mariadb_target.connect(autocommit=True) as connection:
-        line = Line(spark, Stage(tmp_path), Pipeline.model_validate(data), connection, prefix)
-        line.query("SET GLOBAL local_infile = ON")
+    sharding, rule = {"key": "n", "databases": 2, "tables": 1}, {"no_key": "rows", "on_truncate": "apply"}
+    with target_line(request, mariadb_target, tmp_path, LOG, f"{columns}, extra INT", sharding, rule=rule) as line:
         line.query("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
-        for d in (0, 1):
-            line.query(f"CREATE DATABASE {prefix}_{d}")
-            line.query(f"CREATE TABLE {prefix}_{d}.log ({columns}, extra INT)")
         yield line
-        for d in (0, 1):
-            line.query(f"DROP DATABASE {prefix}_{d}")
-
-
-def planned(line: Line, *batches: list[Change]) -> RunPlan:
-    line.stage.begin_again()
-    for changes in batches:
-        line.stage.add("shop.log", LOG, changes)
-    plan = line.stage.plan(f"run{len(line.runs)}", {"shop.log": []}, on_truncate="apply")
-    line.runs.append(plan)
-    return plan
 
 
 Brief = tuple[Any, ...]
 
 
-def rows_of(line: Line) -> Counter[Brief]:
+def rows_of(line: TargetLine) -> Counter[Brief]:
     brief = "n, w, CAST(d AS CHAR), CAST(t AS CHAR), CAST(b AS UNSIGNED), e, j, HEX(r), m, CAST(f AS CHAR)"
-    return Counter(row for d in (0, 1) for row in line.query(f"SELECT {brief} FROM {line.prefix}_{d}.log"))
+    return Counter(row for place in line.places for row in line.query(f"SELECT {brief} FROM {place}"))
 
 
 def counted(*batches: list[Change]) -> Counter[Brief]:
@@ -197,7 +174,7 @@ def counted(*batches: list[Change]) -> Counter[Brief]:
     return +found
 
 
-def test_runs_that_take_over_repeat_and_wake_late_leave_as_many_copies_as_the_source_has(log: Line) -> None:
+def test_runs_that_take_over_repeat_and_wake_late_leave_as_many_copies_as_the_source_has(log: TargetLine) -> None:
     batches = [
         [replace(change, row={**change.row, "n": 1}, before={**(change.before or {}), "n": 1}) for change in changes]
         for changes in history()[0]
@@ -206,32 +183,32 @@ def test_runs_that_take_over_repeat_and_wake_late_leave_as_many_copies_as_the_so
         Change("u", {"n": 2, "w": "moved"}, 298, before={"n": 1, "w": "a"}),
         Change("c", {"n": 2, "w": "moved"}, 299),
     ]
-    first, longer, last = (planned(log, *batches[:count]) for count in (1, 2, 3))
-    log.again(longer, quality=True)
+    first, longer, last = (log.planned(*batches[:count]) for count in (1, 2, 3))
+    log.again(longer)
     assert rows_of(log) == counted(*batches[:2])
     log.again(last, quality=True)
     expected = counted(*batches)
     assert rows_of(log) == expected
     assert max(expected.values()) > 2
-    assert log.query(f"SELECT w FROM {log.prefix}_0.log") == [("moved",), ("moved",)]
+    assert log.query(f"SELECT w FROM {log.places[0]}") == [("moved",), ("moved",)]
     for plan in (first, longer, last):
-        log.again(plan, quality=True)
+        log.again(plan)
         log.adds_up(plan)
         assert rows_of(log) == expected
         _, _, written = log.counts(plan)
         assert sum(one.written for one in written) == 0
 
 
-def test_a_truncate_drops_what_was_before_it_and_empties_each_shard_once(log: Line) -> None:
+def test_a_truncate_drops_what_was_before_it_and_empties_each_shard_once(log: TargetLine) -> None:
     first = [Change("c", {"n": n}, 10 + at) for at, n in enumerate((1, 2, 1))]
     second = [
         Change("d", {"n": 1}, 20), Change("c", {"n": 3}, 21), Change("t", {}, 22), Change("c", {"n": 4}, 23),
     ]  # fmt: skip
-    log.again(planned(log, first))
-    plan = planned(log, first, second)
+    log.again(log.planned(first))
+    plan = log.planned(first, second)
     log.again(plan, quality=True)
     log.adds_up(plan)
     assert rows_of(log) == counted(second[-1:])
-    log.query(f"INSERT INTO {log.prefix}_0.log (n) VALUES (8)")
-    log.again(plan, quality=True)
+    log.query(f"INSERT INTO {log.places[0]} (n) VALUES (8)")
+    log.again(plan)
     assert sum(rows_of(log).values()) == 2

@@ -10,25 +10,16 @@ from typing import Any
 
 import pytest
 
-from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run_plan import RunPlan
 from tests.history_model import Change
-from tests.spark import test_apply
-from tests.spark.test_apply import FIRST, ORDERS, SPARK_IN_MATRIX, Line, fed_by_two, order
+from tests.spark.target_line import FIRST, ORDERS, TargetLine, fed_by_two, order
 
-line = test_apply.line
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-def changed(line: Line, **rule: Any) -> None:
-    data = line.pipeline.model_dump()
-    data["targets"][0]["tables"]["*"] |= rule
-    line.pipeline = Pipeline.model_validate(data)
-
-
 def run(
-    line: Line,
+    line: TargetLine,
     copied: Mapping[str, Sequence[Change]],
     logged: Mapping[str, Sequence[Change]] | None = None,
     *,
@@ -42,11 +33,7 @@ def run(
             if renews:
                 line.stage.add("shop.orders", schema, [Change("t", {}, some[0].seq)], copied=True)
             line.stage.add("shop.orders", schema, some, copied=renews)
-    rule = line.pipeline.target("shards").tables["*"]
-    plan = line.stage.plan(
-        f"run{len(line.runs)}", {"shop.orders": ["id"]}, on_truncate=rule.on_truncate, shared_keys=rule.shared_keys
-    )
-    line.runs.append(plan)
+    plan = line.plan()
     line.again(plan, quality=quality)
     line.adds_up(plan)
     return plan
@@ -56,15 +43,12 @@ def copy(id: int, customer: int, code: str, seq: int, ordinal: int = 1) -> Chang
     return order("r", id, customer, code, seq, ordinal)
 
 
-def ids(line: Line) -> list[int]:
+def ids(line: TargetLine) -> list[int]:
     return [row[0] for row in everything(line)]
 
 
-def everything(line: Line) -> list[tuple[Any, ...]]:
-    shards = itertools.product((0, 1), (0, 1))
-    return sorted(
-        row for d, t in shards for row in line.query(f"SELECT id, customer, code FROM {line.prefix}_{d}.orders_{t}")
-    )
+def everything(line: TargetLine) -> list[tuple[Any, ...]]:
+    return sorted(row for place in line.places for row in line.query(f"SELECT id, customer, code FROM {place}"))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +60,9 @@ def everything(line: Line) -> list[tuple[Any, ...]]:
     ],
 )
 def test_a_copy_that_begins_a_table_again_removes_what_is_gone_from_every_shard(
-    line: Line, on_truncate: str, store: str
+    line: TargetLine, on_truncate: str, store: str
 ) -> None:
-    changed(line, on_truncate=on_truncate, guard={"store": store})
+    line.change_rule(on_truncate=on_truncate, guard={"store": store})
     line.query(f"INSERT INTO {line.prefix}_0.orders_0 (id, customer) VALUES (80, 80)")  # Lockstep never wrote it
     first = line.run(*FIRST)
     newer = line.run(order("u", 7, 7, "newer", 40, code="c7"))
@@ -93,9 +77,8 @@ def test_a_copy_that_begins_a_table_again_removes_what_is_gone_from_every_shard(
     before = line.everything() if store == "row" else {}
     late = run(line, {"shop.orders": [copy(5, 5, "c5", 15), copy(6, 6, "c6", 15, 2)]})
     assert everything(line) == left
-    by_spark = not line.pipeline.spark.driver_rows  # for which each run takes seconds
-    for again in (first, plan) if by_spark else (first, plan, newer, late, plan):
-        line.again(again, quality=True)
+    for again in (first, plan, newer, late, plan):
+        line.again(again)
         line.adds_up(again)
     assert everything(line) == left
     if store == "row":
@@ -105,8 +88,7 @@ def test_a_copy_that_begins_a_table_again_removes_what_is_gone_from_every_shard(
     assert (4, 4, "again") in everything(line)
 
 
-@SPARK_IN_MATRIX
-def test_whatever_the_order_of_runs_a_copy_and_the_log_end_with_the_same_rows(line: Line) -> None:
+def test_whatever_the_order_of_runs_a_copy_and_the_log_end_with_the_same_rows(line: TargetLine) -> None:
     chance = random.Random(7)
     batches: list[tuple[bool, list[Change]]] = [
         (False, FIRST[:5]),
@@ -116,21 +98,19 @@ def test_whatever_the_order_of_runs_a_copy_and_the_log_end_with_the_same_rows(li
     ]
     left = [(2, 2, "two"), (3, 3, "three"), (4, 4, "back"), (30, 30, "unseen")]
     for some in chance.sample(list(itertools.permutations(batches)), 2):
-        for table in ("orders_0", "orders_1", "_lockstep_truncate"):
-            for d in (0, 1):
-                if table in {row[0] for row in line.query(f"SHOW TABLES IN {line.prefix}_{d}")}:
-                    line.query(f"DELETE FROM {line.prefix}_{d}.{table}")
-        for d, t in itertools.product((0, 1), (0, 1)):
-            if f"_lockstep_tombstone_orders_{t}" in {row[0] for row in line.query(f"SHOW TABLES IN {line.prefix}_{d}")}:
-                line.query(f"DELETE FROM {line.prefix}_{d}._lockstep_tombstone_orders_{t}")
+        for d in (0, 1):
+            there = {name for (name,) in line.query(f"SHOW TABLES IN {line.prefix}_{d}")}
+            rows = {"orders_0", "orders_1", "_lockstep_truncate"}
+            rows |= {"_lockstep_tombstone_orders_0", "_lockstep_tombstone_orders_1"}
+            for table in there & rows:
+                line.query(f"DELETE FROM {line.prefix}_{d}.{table}")
         for renews, changes in some:
             one = {"shop.orders": changes}
             run(line, one if renews else {}, {} if renews else one, quality=False)
         assert everything(line) == left, some
 
 
-@SPARK_IN_MATRIX
-def test_of_several_source_tables_a_copy_removes_only_its_own_rows(line: Line) -> None:
+def test_of_several_source_tables_a_copy_removes_only_its_own_rows(line: TargetLine) -> None:
     fed_by_two(line)
     line.run_of(
         {
@@ -145,14 +125,14 @@ def test_of_several_source_tables_a_copy_removes_only_its_own_rows(line: Line) -
     left = [(2, 2, "b2"), (11, 1, "A"), (12, 2, "B")]
     assert everything(line) == left
     for again in (copied, both, copied):
-        line.again(again, quality=True)
+        line.again(again)
     assert everything(line) == left
     with pytest.raises(DataAtRisk) as caught:
         line.run_of({"shop.p1": [order("c", 11, 1, "x", 40)]})  # p2 has that key
     assert caught.value.code == "target.shared_key"
 
 
-def test_a_row_whose_source_table_nobody_knows_is_not_removed_with_those_of_one(line: Line) -> None:
+def test_a_row_whose_source_table_nobody_knows_is_not_removed_with_those_of_one(line: TargetLine) -> None:
     fed_by_two(line)
     line.run_of({"shop.p1": [order("c", 1, 1, "a", 10)], "shop.p2": [order("c", 12, 2, "B", 11, 1)]})
     line.query(f"INSERT INTO {line.prefix}_0.orders_0 (id, customer) VALUES (80, 80)")
@@ -166,11 +146,11 @@ def test_a_row_whose_source_table_nobody_knows_is_not_removed_with_those_of_one(
 
 
 def test_rows_that_stay_keep_what_only_the_target_has_and_a_fresher_row_of_the_past_does_not_stop_them(
-    line: Line,
+    line: TargetLine,
 ) -> None:
-    for d, t in itertools.product((0, 1), (0, 1)):
-        line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD COLUMN mine VARCHAR(9)")
-    changed(line, freshness="code")
+    for place in line.places:
+        line.query(f"ALTER TABLE {place} ADD COLUMN mine VARCHAR(9)")
+    line.change_rule(freshness="code")
     line.run(*FIRST)
     line.query(f"UPDATE {line.prefix}_0.orders_1 SET mine = 'note'")
     kept = [row[0] for row in line.query(f"SELECT id FROM {line.prefix}_0.orders_1 ORDER BY id")]

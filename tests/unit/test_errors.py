@@ -77,7 +77,6 @@ def test_several_errors_are_one_of_the_gravest_class_on_one_line_and_can_be_told
     assert parts_of(narrow) == (narrow,)
     assert combined([narrow, Refused("b.", code="target.definition", remedy="r")]).code == "target.definition"
     for again in (from_text(to_line(error)), pickle.loads(pickle.dumps(error))):
-        assert again is not None
         assert [str(part) for part in parts_of(again)] == [str(part) for part in parts_of(error)]
 
 
@@ -114,7 +113,6 @@ def test_an_error_is_one_line_that_is_found_in_any_text(error: LockstepError, be
     assert line.isprintable()
     for text in (f"{before}\n{line}\n{after}", f"x {line}{after}", f"Caused by: {line} at {after}"):
         again = from_text(text)
-        assert again is not None
         assert (type(again), str(again)) == (type(error), str(error))
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from cdc_core.config import IcebergTarget, MysqlTarget
 from cdc_core.errors import DataAtRisk, FilesLost, Refused, UsageError
-from cdc_core.meta import LedgerRow, Meta, Renewals
-from cdc_core.meta.task_failures import GATES
+from cdc_core.meta import LedgerRow, Meta
+from cdc_core.meta.meta_rows import NOTHING_LOST
+from cdc_core.meta.task_failures import GATES, LOST_WRITES
 from cdc_core.model.run_plan import (
     Counts,
     FilterCounts,
@@ -89,14 +90,10 @@ def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
     return moved
 
 
-def commit(
-    opened: OpenPipeline,
-    plan: RunPlan,
-    target: str,
-) -> CommitSummary:
+def commit(opened: OpenPipeline, plan: RunPlan, target: str) -> CommitSummary:
     """Close the ledger and move the target's records APPLIED -> COMMITTED, in one transaction.
 
-    environ: as in connections.resolve; the target is asked whether it still has what it was given.
+    The target is asked whether it still has what it was given.
     Raises DataAtRisk (run.unbalanced, quality.failed, run.clear_task, target.lost_writes), Refused
     (run.clear_task, usage.argument), RetryLater (run.taken_over), and what lost_writes.find raises.
     """
@@ -114,51 +111,81 @@ def commit(
         return replace(_summary(plan, target, 0, closed), again=bool(closed))
     entries: list[LedgerEntry] = []
     written: list[WriteCounts] = []
-    lacking: Mapping[str, set[str]] = {}
-    renewed: Renewals = {}
+    still_lost = NOTHING_LOST
     if plan.merge_set(plan.target(target).merge_set).tables:
         entries, written = _account(opened.store, plan, target)
-        lost_writes.require_own(opened.pipeline, plan, target, written, opened.environ)
-        lost = lost_writes.find(opened.meta, opened.pipeline.target(target), opened.environ)
+        _publish(opened, plan, target)
+        lost_writes.require_own(opened.pipeline, plan, target, written)
+        lost = lost_writes.find(opened.meta, opened.pipeline.target(target))
         if lost and not plan.replay:
             raise lost_writes.refusal(opened.pipeline, target, lost)
-        lacking, renewed = lost_writes.still_lost(lost, plan)
+        still_lost = lost_writes.still_lost(lost, plan)
         if plan.replay:
             left_out.replayed(opened.meta, plan, target)
     else:
         # The batches have no rows, or only rows of tables that the target leaves out: nothing to write or check.
         opened.meta.runs.mark_applied(plan.run_id, target, claimed)
+        _publish(opened, plan, target)
     moved = opened.meta.runs.commit(
-        plan.run_id, target, claimed, entries, written,
-        plan=(plan.path, plan.digest), spans=plan.spans(target), lost=lacking, renewed=renewed,
-    )  # fmt: skip
-    forget_replaced(
-        opened,
-        opened.pipeline.target(target),
-        plan,
+        plan.run_id,
+        target,
+        claimed,
+        entries,
+        written,
+        plan=(plan.path, plan.digest),
+        spans=plan.spans(target),
+        lost=still_lost,
     )
+    if isinstance(rules := opened.pipeline.target(target), MysqlTarget):
+        forget_replaced(opened, rules, plan)
+    else:
+        from cdc_core.operations.lake.maintain import maintain_hourly
+
+        maintain_hourly(opened, rules)
     summary = _summary(plan, target, moved, opened.meta.ledgers.find(plan.run_id, target))
     log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
     return summary
 
 
-def require_gates_closed(
-    opened: OpenPipeline,
-    target: str,
-) -> None:
-    """Nobody writes to tables that a cutover has led the application away from, and that this pipeline carries its
-    changes back to. Raises DataAtRisk (cutover.gates_gone), which is kept until they are closed again."""
+def _publish(opened: OpenPipeline, plan: RunPlan, target: str) -> None:
+    """What was written to a lake is shown to its readers."""
+    if isinstance(opened.pipeline.target(target), IcebergTarget):
+        from cdc_core.operations.lake.publish_run import publish_run
+
+        publish_run(opened, plan, target)
+
+
+def require_sound(opened: OpenPipeline, target: str, *, replay: bool = False) -> None:
+    """What every run asks of a target in the end, whether or not it had changes for it.
+
+    Nobody writes to tables that a cutover has led the application away from, and that this pipeline carries its changes
+    back to; and the target has what it was given. replay: a replay may leave lost writes to others.
+    Raises DataAtRisk (cutover.gates_gone, target.lost_writes), which is kept until a run finds that it has ended.
+    """
+    lost = lost_writes.find(opened.meta, opened.pipeline.target(target))
+    checks = {
+        GATES: _lost_gates(opened, target),
+        LOST_WRITES: lost_writes.refusal(opened.pipeline, target, lost) if lost else None,
+    }
+    for task, error in checks.items():
+        if error is None:
+            opened.meta.failures.clear(task, target)
+        else:
+            opened.meta.failures.keep(task, target, error)
+    for task, error in checks.items():
+        if error is not None and not (replay and task == LOST_WRITES):
+            raise error
+
+
+def _lost_gates(opened: OpenPipeline, target: str) -> DataAtRisk | None:
     rules, places = opened.pipeline.target(target), dict[str, list[Table]]()
+    if not isinstance(rules, MysqlTarget):
+        return None
     for logical in opened.meta.writes.last(target):
         if rules.table(logical) is not None:
             for place in shard_tables(rules, logical):
                 places.setdefault(rules.connections[place.connection], []).append((place.database, place.table))
-    error = lost_gates(places, opened.environ)
-    if error is None:
-        opened.meta.failures.clear(GATES, target)
-        return
-    opened.meta.failures.keep(GATES, target, error)
-    raise error
+    return lost_gates(places)
 
 
 def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[LedgerEntry], list[WriteCounts]]:

@@ -19,22 +19,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
-from cdc_core.config import Pipeline
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.compacted import Compaction
+from cdc_core.model.readable import counted
 from cdc_core.model.windows import MICROSECONDS, from_us, window_label
 from cdc_core.operations.apply.consumed import committed
 from cdc_core.operations.apply.turn import require_turn, turn_at
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.process.informing import informing
 from cdc_core.stage import compactions, start_record
 from cdc_core.stage.compacting import compact as write
 from cdc_core.stage.compacting import files_of
@@ -101,10 +99,6 @@ class Compacted:
     held_by: dict[str, str]
 
 
-Watch = Callable[[str, str, int, int], None]
-"""Told the source, the range, how many of its files are done, and how many there are."""
-
-
 def compact(
     opened: OpenPipeline,
     *,
@@ -112,7 +106,6 @@ def compact(
     sources: Sequence[str] | None = None,
     older_than_us: int | None = None,
     dry_run: bool = False,
-    progressed: Watch = lambda source, label, done, files: None,
 ) -> Compacted:
     """Compacts the closed ranges that are not compacted yet.
 
@@ -121,14 +114,7 @@ def compact(
     (stage.damaged), and what the stage raises.
     """
     names = [source.name for source in opened.pipeline.sources] if sources is None else list(sources)
-    work = _CompactionWork(
-        opened.meta,
-        opened.store,
-        opened.pipeline,
-        by,
-        older_than_us,
-        informing("The progress of a compaction")(progressed),
-    )
+    work = _CompactionWork(opened, by, older_than_us)
     if dry_run:
         return work.look(names)
     with turn_at(opened) as turn:
@@ -160,12 +146,17 @@ def closed_ranges(batches: Sequence[Manifest], ready: Sequence[Manifest], by: By
 
 @dataclass(frozen=True, slots=True)
 class _CompactionWork:
-    meta: Meta
-    store: ObjectStore
-    pipeline: Pipeline
+    opened: OpenPipeline
     by: By
     older_than_us: int | None
-    progressed: Watch
+
+    @property
+    def meta(self) -> Meta:
+        return self.opened.meta
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.opened.store
 
     def look(self, names: Sequence[str]) -> Compacted:
         made, removed, held = [], [], {}
@@ -188,24 +179,23 @@ class _CompactionWork:
         return Compacted(tuple(made), tuple(removed), held)
 
     def _found(self, source: str) -> tuple[Compactions, list[list[Manifest]], str]:
-        start_record.require_own(self.store, source, self.pipeline.pipeline)
+        start_record.require_own(self.store, source, self.opened.pipeline.pipeline)
         ranges = compactions.read(self.store, [source])
         batches = [one for one in chain(self.store, source, known=ranges.known(source)) if not one.copied]
         fresh = [one for one in batches if ranges.at(source, one.begin.position.seq) is None]
-        ready, held_by = committed(self.meta, self.pipeline, batches)
+        ready, held_by = committed(self.meta, self.opened.pipeline, batches)
         return ranges, closed_ranges(fresh, ready, self.by), held_by
 
     def _made(self, batches: Sequence[Manifest], turn: Lease) -> Compaction | None:
         """None if another one has the place of its record."""
         source, label = batches[0].source, self.by.label(batches[0])
-
+        self.opened.progress.note(f"{source} {label}: compacting {counted(len(batches), 'batch')}")
         record = write(
             self.store,
             batches,
             epoch=turn.epoch,
             created_us=self.meta.now_us(),
-            level=self.pipeline.stage.compression_level,
-            progressed=partial(self.progressed, source, label),
+            level=self.opened.pipeline.stage.compression_level,
         )
         require_turn(self.meta, turn)  # a purge that took the turn may have removed what the record would name
         path, data = compaction_path(source, record.begin), record.to_bytes()

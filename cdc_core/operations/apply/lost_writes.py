@@ -2,9 +2,10 @@
 
 A target may fail over to a replica that had not received its last transactions, or be restored from a backup. The
 ledgers in meta are then closed over rows that are gone, and no later run would write them again. So `check`, every run
-before its first job, and every commit look for the row that each shard's last counted transaction left in the shard's
-own ledger (`target.write.note`). A server has a prefix of its transactions: with that row it has all earlier ones. A
-table that the pipeline names otherwise by now is another one: what was written to the former is not in it.
+before its first job and at its end, and every commit look for the row that each shard's last counted transaction left
+in the shard's own ledger (`row_writer.note`). A server has a prefix of its transactions: with that row it has all
+earlier ones. A table that the pipeline names otherwise by now is another one: what was written to the former is not in
+it.
 
 The way on is a replay of the lost batches. It is planned over the loss: its plan names the shards that it restores, and
 its commit, which looks again, records that they are restored if no more is lost by then. A replay that began before
@@ -16,16 +17,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cdc_core.config import Pipeline, Target
+from cdc_core.config import MysqlTarget, Pipeline, Target
 from cdc_core.errors import DataAtRisk
-from cdc_core.meta import ClosedWrite, LastWrite, Meta, Renewal
+from cdc_core.meta import Meta
+from cdc_core.meta.meta_rows import ClosedWrite, LastWrite, Renewal, StillLost
+from cdc_core.meta.task_failures import LOST_WRITES
 from cdc_core.model.batch import at_place
 from cdc_core.model.readable import counted
 from cdc_core.model.run_plan import Restored, RunPlan, WriteCounts
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.targets.bookkeeping.ledger_rows import ledger_rows
+from cdc_core.targets.bookkeeping.ledger_rows import Shard, ledger_rows
 from cdc_core.targets.reading.sharding import shard_tables
 
 _SHOWN = 3
@@ -57,23 +60,31 @@ class LostWrites:
         return sum(one.written.get(self.shard, 0) for one in self.writes)
 
 
-def find(meta: Meta, target: Target, environ: Mapping[str, str] | None = None) -> tuple[LostWrites, ...]:
+def find(meta: Meta, target: Target) -> tuple[LostWrites, ...]:
     """What the target has lost. Raises what ledger_rows raises."""
     due = {
         (table, shard): write
         for table, shards in meta.writes.last(target.name).items()
         for shard, write in shards.items()
     }
-    there = ledger_rows(target, {shard: (write.run_id,) for shard, write in due.items()}, environ)
+    there = _ledger_rows(target, {shard: (write.run_id,) for shard, write in due.items()})
     due = {at: write for at, write in due.items() if target.table(at[0]) is not None}
     lacking = {at: write for at, write in due.items() if there.get(at, {}).get(write.run_id, 0) < write.number}
     if not lacking:
         return ()
-    shown = ledger_rows(target, dict.fromkeys(lacking), environ)
+    shown = _ledger_rows(target, dict.fromkeys(lacking))
     closed = {table: meta.writes.closed(target.name, table) for table in {table for table, _ in lacking}}
     return tuple(
         replace(_lost(*at, write, shown.get(at, {}), closed[at[0]]), named=at in there) for at, write in lacking.items()
     )
+
+
+def _ledger_rows(target: Target, wanted: Mapping[Shard, Collection[str] | None]) -> dict[Shard, dict[str, int]]:
+    if isinstance(target, MysqlTarget):
+        return ledger_rows(target, wanted)
+    from cdc_core.lake.lake_ledger import published_runs
+
+    return published_runs(target, wanted)
 
 
 def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], closed: Iterable[ClosedWrite]) -> LostWrites:
@@ -86,12 +97,9 @@ def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], close
     return LostWrites(table, shard, lost, not kept or not known, due, last and LastWrite(last[1], last[0]))
 
 
-def require_kept(
-    opened: OpenPipeline,
-    target: str,
-) -> None:
+def require_kept(opened: OpenPipeline, target: str) -> None:
     """Raises DataAtRisk (target.lost_writes), and what ledger_rows raises."""
-    lost = find(opened.meta, opened.pipeline.target(target), opened.environ)
+    lost = find(opened.meta, opened.pipeline.target(target))
     if lost:
         raise refusal(opened.pipeline, target, lost)
 
@@ -135,7 +143,7 @@ def first_batches(lost: Iterable[LostWrites]) -> list[str]:
 
 
 def restored_by(opened: OpenPipeline, plan: RunPlan, lost: Iterable[LostWrites]) -> tuple[Restored, ...]:
-    """Those of the lost writes that a replay repeats: it takes every batch that they came from."""
+    """The lost writes that a replay repeats: it takes every batch that they came from."""
     sources = [source.name for source in opened.pipeline.sources]
     taken = {table.table: {file.batch_id for file in table.files} for one in plan.merge_sets for table in one.tables}
     return tuple(
@@ -163,16 +171,10 @@ def _needed(meta: Meta, store: ObjectStore, sources: Iterable[str], lost: LostWr
     return needed
 
 
-def require_own(
-    pipeline: Pipeline,
-    plan: RunPlan,
-    target: str,
-    written: Iterable[WriteCounts],
-    environ: Mapping[str, str] | None = None,
-) -> None:
+def require_own(pipeline: Pipeline, plan: RunPlan, target: str, written: Iterable[WriteCounts]) -> None:
     """The target has what the run itself wrote. Raises DataAtRisk (target.lost_writes)."""
     mine = {(one.table, one.shard): one.number for one in written if one.number}
-    there = ledger_rows(pipeline.target(target), dict.fromkeys(mine, (plan.run_id,)), environ)
+    there = _ledger_rows(pipeline.target(target), dict.fromkeys(mine, (plan.run_id,)))
     gone = [shard for shard, number in mine.items() if shard in there and there[shard].get(plan.run_id, 0) < number]
     if gone:
         raise DataAtRisk(
@@ -186,8 +188,8 @@ def require_own(
         )
 
 
-def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> tuple[dict[str, set[str]], dict[str, dict[str, Renewal]]]:
-    """(the shards by table that lack writes after this run; what the others show, which it restored)."""
+def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> StillLost:
+    """What the target still lacks after this run."""
     restores = {(one.table, one.shard): one for one in plan.restores}
     lacking: dict[str, set[str]] = {}
     renewed: dict[str, dict[str, Renewal]] = {}
@@ -197,23 +199,21 @@ def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> tuple[dict[str, set
             renewed.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
         else:
             lacking.setdefault(one.table, set()).add(one.shard)
-    return lacking, renewed
+    return StillLost(lacking, renewed)
 
 
-def accept(
-    opened: OpenPipeline,
-    target: str,
-) -> tuple[LostWrites, ...]:
+def accept(opened: OpenPipeline, target: str) -> tuple[LostWrites, ...]:
     """Ask no more for what the target has lost; what that was."""
-    lost = find(opened.meta, opened.pipeline.target(target), opened.environ)
+    lost = find(opened.meta, opened.pipeline.target(target))
     shown: dict[str, dict[str, Renewal]] = {}
     for one in lost:
         shown.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
     opened.meta.writes.accept(target, shown)
+    opened.meta.failures.clear(LOST_WRITES, target)
     return lost
 
 
-def accept_moved(meta: Meta, target: Target, tables: Collection[str]) -> None:
+def accept_moved(meta: Meta, target: MysqlTarget, tables: Collection[str]) -> None:
     """Ask no more for what was written to shards that these tables do not have any more: their rows were moved."""
     due = meta.writes.last(target.name)
     moved: dict[str, dict[str, Renewal]] = {}

@@ -32,9 +32,10 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
             (batch, logical)
             for batch in mine
             for logical, file in keyless[batch.batch_id]
-            if batch.begin.timeline and not batch.copied
+            if batch.begin.timeline
+            and not batch.copied
             and file.max_seq >= began.get(plan.schemas[file.schema_id].name, 0)
-        ]  # fmt: skip
+        ]
         if not moved:
             continue
         for bridge in meta.batches.find(source):

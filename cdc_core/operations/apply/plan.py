@@ -24,20 +24,22 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import BatchesTaken, DataAtRisk, Refused, RetryLater, UsageError
-from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView, RunRow
+from cdc_core.meta import BatchRow, Meta, PlanView, RunRow
+from cdc_core.meta.meta_rows import Claim, FileRow, PlannedRun
 from cdc_core.meta.run_register import require_plan
 from cdc_core.model.run_plan import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.windows import CLOCK_TOLERANCE_US, from_us
 from cdc_core.operations.apply import left_out
-from cdc_core.operations.apply.layout_guard import planned_layouts
 from cdc_core.operations.apply.overlap import require_counted_once
-from cdc_core.operations.apply.retention import require_seeded, require_unpurged
-from cdc_core.operations.apply.retyped import before_new_key, before_retyping, retyped_table
+from cdc_core.operations.apply.redefined import before_redefinition
+from cdc_core.operations.apply.retention import require_seeded
 from cdc_core.operations.apply.suites import require_suites
+from cdc_core.operations.apply.table_rules import key_of, require_none_set_aside
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compactions
 from cdc_core.stage.compactions import Compactions
+from cdc_core.stage.horizon import require_unpurged
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import parse, require_listed
 from cdc_core.stage.objects import ObjectStore
@@ -55,13 +57,11 @@ def plan(
     run_id: str,
     targets: Sequence[str] | None = None,
     airflow_run_id: str | None = None,
-    most_rows: int | None = None,
 ) -> RunPlan:
     """Choose the batches, claim them in meta, write plan.json; returns the plan.
 
     window:    [start, end) in µs UTC; None takes everything staged.
     targets:   names; None for all of the pipeline's.
-    most_rows: of the batches, the oldest ones that have so many rows together, and at least one; None takes all.
 
     Raises RetryLater (stage.behind, run.taken_over), DataAtRisk (meta.gap, stage.damaged), Refused
     (config.table_rule, stage.key, stage.partial, plan.purged, usage.argument),
@@ -71,7 +71,7 @@ def plan(
     chosen = _checked(opened.pipeline, window, run_id, targets)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return _plan(opened, window, run_id, chosen, airflow_run_id, most_rows)
+            return _plan(opened, window, run_id, chosen, airflow_run_id)
         except BatchesTaken as error:
             # Another run committed between our read and our claim: read again.
             if attempt == _ATTEMPTS:
@@ -141,7 +141,6 @@ def _plan(
     run_id: str,
     targets: Sequence[Target],
     airflow_run_id: str | None,
-    most_rows: int | None,
 ) -> RunPlan:
     known = opened.meta.runs.find(run_id)
     sources = [source.name for source in opened.pipeline.sources]
@@ -159,33 +158,19 @@ def _plan(
         plan = composed(opened.pipeline, window, run_id, targets, view, view.own, schemas, ranges)
     if plan is None or known is None or plan.digest != known.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
-        if most_rows is not None:
-            open_ = {name: _oldest(view, ids, most_rows) for name, ids in open_.items()}
-        whole = open_
-        open_ = {one.name: before_new_key(view, whole[one.name], one, schemas) for one in targets if one.name in whole}
-        if open_ != whole:
+        mergeable = {one.name: before_redefinition(view, open_[one.name], one, schemas) for one in targets}
+        if mergeable != open_:
             log.warning(
-                "run %s: the key of a table changes later on; the run ends before that, and the next one continues "
-                "there", run_id,
-            )  # fmt: skip
-        plan = composed(opened.pipeline, window, run_id, targets, view, open_, schemas, ranges)
-        if retyped := retyped_table(plan):
-            log.warning(
-                "run %s: a column of %s has another type later on; the run ends before that, and the next one "
-                "continues there", run_id, retyped,
-            )  # fmt: skip
-            open_ = {
-                one.name: before_retyping(view, open_[one.name], one, schemas) for one in targets if one.name in open_
-            }
-            plan = composed(opened.pipeline, window, run_id, targets, view, open_, schemas, ranges)
+                "run %s: the key of a table, or the type of a column, changes later on; the run ends before that, and "
+                "the next one continues there",
+                run_id,
+            )
+        plan = composed(opened.pipeline, window, run_id, targets, view, mergeable, schemas, ranges)
     require_counted_once(opened.meta, opened.store, view, plan)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
     opened.store.put(plan.path, plan.to_bytes())
-    layouts = planned_layouts(plan)
     by_driver = plan.by_driver(opened.pipeline.spark.driver_rows)
-    run = PlannedRun(
-        run_id, opened.name, window, plan.path, plan.digest, airflow_run_id, layouts=layouts, by_driver=by_driver
-    )
+    run = PlannedRun(run_id, opened.name, window, plan.path, plan.digest, airflow_run_id, by_driver=by_driver)
     opened.meta.runs.claim(run, claims)
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
@@ -193,20 +178,6 @@ def _plan(
         for warning in left_out.warnings(opened.meta, plan, one.target):
             log.warning("run %s: target %s: %s", run_id, one.target, warning)
     return plan
-
-
-def _oldest(view: PlanView, ids: frozenset[str], most_rows: int) -> frozenset[str]:
-    """Of each source the first batches, whole: a prefix of what is open, in the order of their windows."""
-    batches = [batch for chain in view.chain.values() for batch in chain if batch.batch_id in ids]
-    batches.sort(key=lambda batch: batch.window_start_us)  # stable: within a source, the order of the stream stays
-    taken: set[str] = set()
-    rows = 0
-    for batch in batches:
-        rows += sum(file.rows for file in view.files[batch.batch_id])
-        if taken and rows > most_rows:
-            break
-        taken.add(batch.batch_id)
-    return frozenset(taken)
 
 
 def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None, *, now_us: int) -> None:
@@ -368,83 +339,8 @@ def _merge_table(
     return found
 
 
-def require_none_set_aside(target: Target, table: MergeTable) -> None:
-    """The rules of the target, which may have changed since the run was planned, set no change aside on which a later
-    one depends. Raises Refused (config.table_rule)."""
-    rule, lacking = target.table(table.table), rows_lacking_values(table)
-    if lacking and rule is not None and rule.on_row_error == "quarantine":
-        raise Refused(
-            f"{lacking} changes of {table.table!r} lack values and depend on the changes before them, so none may be "
-            "set aside.",
-            where=f"targets.{target.name}.tables.{table.table}.on_row_error",
-            code="config.table_rule",
-            remedy="set on_row_error: stop for the table; or SET GLOBAL binlog_row_image = FULL on the source, and "
-            "apply the batches from before that with on_row_error: stop",
-        )
-
-
-def rows_lacking_values(table: MergeTable) -> int:
-    """Changes whose values the log did not all carry. A copy has all values of its rows, and the deletes of a repair
-    need no more than their key."""
-    return sum(file.absent_rows for file in table.files if not parse_copied(file.path))
-
-
 def _in_use(files: Sequence[PlannedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:
     return [schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in files)]
-
-
-def keys_apart(
-    pipeline: Pipeline, table: str, key: Sequence[str], shared_keys: str, schemas: Iterable[TableSchema]
-) -> bool:
-    """Whether several source tables may feed the logical table and must not share keys: each row says its own.
-
-    schemas: of the source tables that feed it now. shared_keys: as in config.TargetTable.
-    """
-    alone = all(pipeline.feeds_alone(schema.name, table) for schema in schemas)
-    return bool(key) and shared_keys == "stop" and not alone
-
-
-def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
-    """What identifies a row of the logical table: the target's `key`, or the key of all its source tables; () if
-    they have none and the target counts rows.
-
-    Raises Refused (config.table_rule, stage.key).
-    """
-    rule = target.table(table)
-    configured = rule.key if rule is not None else None
-    where = f"targets.{target.name}.tables.{table}.key"
-    found: dict[tuple[str, ...], TableSchema] = {}
-    for schema in schemas:
-        names = {column.name for column in schema.columns}
-        key = configured or schema.key
-        missing = [column for column in key if column not in names]
-        if missing:
-            raise Refused(
-                f"The key column {missing[0]!r} of {table!r} is not in its source table {schema.name}, which has "
-                f"{', '.join(sorted(names))}.",
-                where=where,
-                code="config.table_rule",
-                remedy="name columns that every source table of this logical table has",
-            )
-        if not key and (rule is None or rule.no_key == "stop"):
-            raise Refused(
-                f"The source table {schema.name} has no primary key and no unique key without nulls, so nothing "
-                f"identifies the rows of {table!r}.",
-                where=where,
-                code="config.table_rule",
-                remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or set "
-                f"no_key: rows next to it, which counts equal rows, or leave {table!r} out of the target's tables",
-            )
-        found.setdefault(key, schema)
-    if len(found) > 1:
-        shown = "; ".join(f"{schema.name}: {', '.join(key) or 'none'}" for key, schema in found.items())
-        raise Refused(
-            f"The rows of {table!r} have different keys in this run: {shown}.",
-            where=where,
-            code="stage.key",
-            remedy=f"set {where} to the columns that identify a row in all of them",
-        )
-    return next(iter(found))
 
 
 def _claims(target: Target, batch_ids: Sequence[str], view: PlanView) -> list[Claim]:

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field, replace
 
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import PlanOutdated, Refused, UsageError
-from cdc_core.meta import BatchRow, Meta, PlannedRun, PlanView, RunState
+from cdc_core.meta import BatchRow, Meta, PlanView, RunState
+from cdc_core.meta.meta_rows import PlannedRun
 from cdc_core.model.position import order_key
 from cdc_core.model.run_plan import RunPlan
 from cdc_core.model.windows import from_us
 from cdc_core.operations.apply import lost_writes
-from cdc_core.operations.apply.layout_guard import planned_layouts
 from cdc_core.operations.apply.overlap import require_counted_once
 from cdc_core.operations.apply.plan import (
     check_run_id,
@@ -35,15 +35,14 @@ from cdc_core.operations.apply.plan import (
     load,
     require_chain,
     require_staged,
-    rows_lacking_values,
     schemas_of,
 )
-from cdc_core.operations.apply.retention import require_unpurged
 from cdc_core.operations.apply.suites import require_suites
+from cdc_core.operations.apply.table_rules import rows_lacking_values
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compactions
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage.horizon import Horizon
+from cdc_core.stage.horizon import Horizon, require_unpurged
 from cdc_core.stage.manifest import require_listed
 from cdc_core.stage.objects import ObjectStore
 
@@ -136,16 +135,10 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
     return Selection(targets[0], tables=tuple(entry.table for entry in rows), batches=frozenset(batches))
 
 
-def plan(
-    opened: OpenPipeline,
-    selection: Selection,
-    *,
-    run_id: str,
-    airflow_run_id: str | None = None,
-) -> RunPlan:
+def plan(opened: OpenPipeline, selection: Selection, *, run_id: str, airflow_run_id: str | None = None) -> RunPlan:
     """Choose the batches, register the run, write plan.json; returns the plan.
 
-    environ: as in connections.resolve; a target that has batches already is asked whether it has lost any of them.
+    A target that has batches already is asked whether it has lost any of them.
     Raises UsageError (quality.suite, usage.argument, usage.unknown_name), RetryLater
     (stage.behind), DataAtRisk (meta.gap, stage.damaged), Refused
     (replay.from_first, config.table_rule, stage.key, stage.partial, plan.purged, usage.argument).
@@ -171,7 +164,7 @@ def plan(
     schemas, ranges = schemas_of(view, opened.store), compactions.read(opened.store, view.chain)
     made = composed(opened.pipeline, selection.window, run_id, [target], view, view.pending, schemas, ranges)
     made = replace(made, replay=True)
-    lost = lost_writes.find(opened.meta, target, opened.environ)
+    lost = lost_writes.find(opened.meta, target)
     made = replace(made, restores=lost_writes.restored_by(opened, made, lost))
     _require_tables(made, selection)
     _require_no_change_between(opened.meta, made, view)
@@ -187,7 +180,6 @@ def plan(
             made.digest,
             airflow_run_id,
             replays=replays,
-            layouts=planned_layouts(made),
             by_driver=made.by_driver(opened.pipeline.spark.driver_rows),
         ),
         (),

@@ -22,13 +22,14 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
-from cdc_core.meta import Lease, Meta, RunState, copier_of
+from cdc_core.meta import Lease, Meta, RunState
+from cdc_core.meta.table_copies import copier_of
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
@@ -82,13 +83,7 @@ class Purged:
         }
 
 
-def purge(
-    opened: OpenPipeline,
-    *,
-    cutoff_us: int,
-    forget_us: int | None = None,
-    dry_run: bool = False,
-) -> Purged:
+def purge(opened: OpenPipeline, *, cutoff_us: int, forget_us: int | None = None, dry_run: bool = False) -> Purged:
     """Purge what is older than `cutoff_us` (µs UTC), and drop the rows of what is purged and older than `forget_us`.
 
     Raises RetryLater (lease.held: another purge), Refused (stage.not_committed), and what the stage raises.
@@ -228,16 +223,8 @@ def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
     return {one.source: one.horizon.position for one in found if one.horizon is not None}
 
 
-def seeded(
-    opened: OpenPipeline,
-    target: str,
-    *,
-    require: Callable[[], object] = lambda: None,
-) -> int:
-    """A target counts as one that holds all that was purged; the number of those batches that meta knows.
-
-    require: is called before, once nothing more can be purged; raises where the target does not hold it.
-    """
+def seeded(opened: OpenPipeline, target: str) -> int:
+    """A target counts as one that holds all that was purged; the number of those batches that meta knows."""
     taking = [one.name for one in opened.pipeline.scheduled_targets]
     if target not in taking:
         raise UsageError(
@@ -247,7 +234,6 @@ def seeded(
             remedy=f"choose one of: {', '.join(taking) or '(it has none)'}",
         )
     with turn_at(opened) as turn:
-        require()
         added = 0
         for source in opened.pipeline.sources:
             start_record.require_own(opened.store, source.name, opened.name)
@@ -299,8 +285,8 @@ def _look(opened: OpenPipeline, source: str, cutoff_us: int) -> tuple[PurgedSour
 
 
 def _having(opened: OpenPipeline, source: str, horizon: Horizon | None, ready: Sequence[Manifest]) -> Iterator[str]:
-    """The targets that have all that is purged: those that runs feed, and others that are being filled, and have come
-    that far. horizon: the former one."""
+    """The targets that have all that is purged: those that runs feed, and others that runs fed until then. horizon: the
+    former one."""
     ids = {manifest.batch_id for manifest in ready}
     for target in opened.pipeline.targets:
         had = horizon is None or target.name in horizon.targets
@@ -402,24 +388,6 @@ def _old_runs(opened: OpenPipeline, cutoff_us: int) -> dict[str, list[str]]:
         if run_id is not None:
             found.setdefault(run_id, []).append(info.path)
     return found
-
-
-def require_unpurged(store: ObjectStore, batch_ids: Sequence[str]) -> None:
-    """Raises Refused (plan.purged) when one of the batches is before its source's horizon."""
-    first: dict[str, str] = {}
-    for batch_id in batch_ids:
-        source, _, place = batch_id.partition("/")
-        first[source] = min(place, first.get(source, place))
-    for source, place in first.items():
-        horizon = horizons.read(store, source)
-        if horizon is not None and place < horizon.position.name:
-            raise Refused(
-                f"The batch {source}/{place} has been purged: the staged history of {source!r} begins at {horizon}.",
-                where=source,
-                code="plan.purged",
-                remedy=f"replay from the batch {source}/{horizon.position.name} on (--from; first_batches in Airflow); "
-                "rows that have not changed since are then left out",
-            )
 
 
 def require_seeded(store: ObjectStore, source: str, targets: Sequence[str]) -> None:

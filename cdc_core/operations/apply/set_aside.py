@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -17,26 +16,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import LockstepError
 from cdc_core.model.merged_columns import SHARD
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.run_plan import MergeTable, RunPlan, plan_folder, quarantine_folder, table_folder
 from cdc_core.model.version import newer_or_equal
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.targets.reading.destination import Destination, TableUse, open_destination
-from cdc_core.targets.tables.text_columns import version_bytes
 from cdc_core.targets.writing.load import open_session
 from cdc_core.targets.writing.versions import versions_of
 
 log = logging.getLogger(__name__)
 
 
-def forget_replaced(
-    opened: OpenPipeline,
-    target: Target,
-    plan: RunPlan,
-) -> None:
+def forget_replaced(opened: OpenPipeline, target: MysqlTarget, plan: RunPlan) -> None:
     """After a commit of the plan: looks at rows that earlier runs have set aside, of the tables that it has written. An
     error is logged: then they count until the next commit."""
     tables = {one.table: one for one in plan.merge_set(plan.target(target.name).merge_set).tables if one.key}
@@ -46,17 +41,13 @@ def forget_replaced(
         try:
             found = opened.meta.runs.find(one.run_id)
             folder = "" if found is None else quarantine_folder(plan_folder(found.plan_path), target.name)
-            if folder and _replaced(
-                opened.store, target, plan, tables[one.table], table_folder(folder, one.table), opened.environ
-            ):
+            if folder and _replaced(opened.store, target, plan, tables[one.table], table_folder(folder, one.table)):
                 opened.meta.ledgers.settle(target.name, run_id=one.run_id, table=one.table)
         except (LockstepError, OSError, pa.ArrowException) as error:
             log.warning("%s: rows of %s that run %s set aside: %s", target.name, one.table, one.run_id, error)
 
 
-def _replaced(
-    store: ObjectStore, target: Target, plan: RunPlan, table: MergeTable, folder: str, environ: Mapping[str, str] | None
-) -> bool:
+def _replaced(store: ObjectStore, target: MysqlTarget, plan: RunPlan, table: MergeTable, folder: str) -> bool:
     """Whether the target has something newer than each row in the files of a folder; False if they were removed."""
     paths = [one.path for one in store.list(f"{folder}/") if one.path.endswith(".parquet")]
     if not paths:
@@ -66,7 +57,6 @@ def _replaced(
         table.table,
         plan.current_schemas(table),
         TableUse(key=table.key, writing=False),
-        environ,
     )
     for path in paths:
         with store.open_input(path) as file:

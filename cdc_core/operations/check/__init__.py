@@ -10,11 +10,12 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
-from cdc_core.config import Pipeline, Source
+from cdc_core.config import IcebergTarget, Pipeline, Source
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
@@ -26,32 +27,25 @@ from cdc_core.operations.apply.suites import read_suite
 from cdc_core.operations.check.check_sources import (
     CheckedTables,
     check_server,
-    check_standby,
     check_tables,
     check_throttle,
 )
 from cdc_core.operations.check.check_targets import check_target, identity, writer_of
 from cdc_core.operations.check.findings import CheckFinding, Findings, Report, connected
 from cdc_core.operations.check.rules import Seen, check_rules
-from cdc_core.operations.open_pipeline import open_pipeline
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process.account import settled
 from cdc_core.source.wire.replica_identity import replica_host
 from cdc_core.stage import start_record
 from cdc_core.stage.manifest import newest, require_continuable
 from cdc_core.stage.objects import ObjectStore, check_writable
 from cdc_core.stage.stores import open_stage
-from cdc_core.targets.bookkeeping.ownership import Writer
 
 __all__ = ["CheckFinding", "Report", "check"]
 
 
-def check(
-    pipeline: Pipeline,
-    *,
-    environ: Mapping[str, str] | None = None,
-    spark: Callable[[Findings], None] | None = None,
-) -> Report:
-    """Check everything that the pipeline needs. `environ` replaces the process environment. spark: asks executors."""
+def check(pipeline: Pipeline, *, spark: Callable[[Findings], None] | None = None) -> Report:
+    """Check everything that the pipeline needs. spark: asks executors."""
     findings = Findings()
     home = settled(os.environ)["HOME"]
     if home.startswith(f"{tempfile.gettempdir()}/lockstep-"):
@@ -59,54 +53,36 @@ def check(
             "account",
             f"the user id {os.getuid()} has no home that it can use: Lockstep keeps compiled code and archives "
             f"in {home}, and makes them again if that folder is gone",
-            "set HOME, or LOCKSTEP_CACHE and NUMBA_CACHE_DIR, to folders that the account can write to",
+            "set HOME, or NUMBA_CACHE_DIR, to a folder that the account can write to",
         )
-    known_to_meta, covered = _meta(pipeline, findings)
-    staged = _stage(pipeline, known_to_meta, findings)
-    stored = known_to_meta or {}
-    logical: dict[str, list[TableSchema]] = defaultdict(list)
-    seen: list[Seen] = []
-    sources: set[str] = set()
-    for source in pipeline.sources:
-        tables: CheckedTables | None = None
-        for reference in source.connections:
-            subject = f"source {source.name}" + (f" at {reference}" if len(source.connections) > 1 else "")
-            with connected(findings, subject, reference, environ) as connection:
-                if connection is None:
-                    continue
-                address = resolve(reference, environ)
-                known = stored.get(source.name)
-                findings.attempt(f"{subject}: address", partial(require_one_server, address, where=subject))
-                host = replica_host(pipeline.pipeline, source.name, known.identity) if known else ""
-                check_server(source, address, connection, known.checkpoint if known else None, findings, subject, host)
-                if tables is None:
-                    check_standby(source, connection, environ, findings, subject)
-                    check_throttle(pipeline, source, connection, environ, findings, subject)
-                    tables = check_tables(
-                        pipeline,
-                        source,
-                        connection,
-                        environ,
-                        findings,
-                        covered.get(source.name) if source.name in stored else None,
-                    )
-                with answers(subject):
-                    sources.add(identity(connection))
-        if tables is not None:
-            for name, schemas in tables.logical.items():
-                logical[name] += schemas
-            seen += [tables.seen] if tables.seen is not None else []
-    if len(seen) == len(pipeline.sources):
-        check_rules(pipeline, seen, logical, findings)
-    for target in pipeline.targets:
-        owner = None
-        if known_to_meta is not None and staged:
-            owner = findings.attempt(f"target {target.name}: its stage", partial(_writer, pipeline, target.name))
-        check_target(pipeline, target, logical, sources, environ, findings, owner)
-        if known_to_meta is not None:
-            findings.attempt(
-                f"target {target.name}: committed writes", partial(_require_kept, pipeline, target.name, environ)
-            )
+    with ExitStack() as stack:
+        opened_meta = findings.attempt(
+            "meta",
+            partial(_meta, pipeline, stack),
+            lambda found: f"current, with positions of {counted(len(found[1]), 'source')}",
+        )
+        meta, known = opened_meta if opened_meta is not None else (None, {})
+        store = _stage(pipeline, meta, known, findings)
+        logical, sources = _sources(pipeline, known, findings)
+        for target in pipeline.targets:
+            if isinstance(target, IcebergTarget):
+                from cdc_core.operations.lake.mirror_tables import check_lake
+
+                check_lake(pipeline, target, logical, findings)
+                if meta is not None and store is not None:
+                    opened = OpenPipeline(pipeline, meta, store)
+                    kept = partial(require_kept, opened, target.name)
+                    findings.attempt(f"target {target.name}: committed writes", kept)
+                continue
+            owner = None
+            if meta is not None and store is not None:
+                owner = findings.attempt(
+                    f"target {target.name}: its stage", partial(writer_of, meta, pipeline, target.name)
+                )
+            check_target(pipeline, target, logical, sources, findings, owner)
+            if meta is not None and store is not None:
+                opened = OpenPipeline(pipeline, meta, store)
+                findings.attempt(f"target {target.name}: committed writes", partial(require_kept, opened, target.name))
     _untaken(pipeline, logical, findings)
     for suite in pipeline.quality.suites:
         findings.attempt(
@@ -117,46 +93,65 @@ def check(
     return Report(pipeline.pipeline, tuple(findings.made))
 
 
+def _sources(
+    pipeline: Pipeline, stored: Mapping[str, _Known], findings: Findings
+) -> tuple[Mapping[str, list[TableSchema]], set[str]]:
+    """The captured tables of each logical table, and the identities of the servers. stored: what meta knows."""
+    logical: dict[str, list[TableSchema]] = defaultdict(list)
+    seen: list[Seen] = []
+    servers: set[str] = set()
+    for source in pipeline.sources:
+        tables: CheckedTables | None = None
+        known = stored.get(source.name)
+        for reference in source.connections:
+            subject = f"source {source.name}" + (f" at {reference}" if len(source.connections) > 1 else "")
+            with connected(findings, subject, reference) as connection:
+                if connection is None:
+                    continue
+                address = resolve(reference)
+                findings.attempt(f"{subject}: address", partial(require_one_server, address, where=subject))
+                host = replica_host(pipeline.pipeline, source.name, known.identity) if known else ""
+                check_server(source, address, connection, known.checkpoint if known else None, findings, subject, host)
+                if tables is None:
+                    check_throttle(pipeline, source, connection, findings, subject)
+                    covered = known.covered if known else None
+                    tables = check_tables(pipeline, source, connection, findings, covered)
+                with answers(subject):
+                    servers.add(identity(connection))
+        if tables is not None:
+            for name, schemas in tables.logical.items():
+                logical[name] += schemas
+            seen += [tables.seen] if tables.seen is not None else []
+    if len(seen) == len(pipeline.sources):
+        check_rules(pipeline, seen, logical, findings)
+    return logical, servers
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What meta knows of a source: how far it is staged, and the names of its extractors on the server."""
+    """What meta knows of a source: how far it is staged, the names of its extractors on the server, and the coverage of
+    its tables."""
 
     checkpoint: Checkpoint
     identity: str
+    covered: Mapping[str, TableCoverage]
 
 
-def _meta(
-    pipeline: Pipeline, findings: Findings
-) -> tuple[dict[str, _Known] | None, dict[str, Mapping[str, TableCoverage]]]:
-    """What is stored, None where meta could not be asked, and the coverage of tables, by source."""
-    covered: dict[str, Mapping[str, TableCoverage]] = {}
-
-    def look() -> dict[str, _Known]:
-        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
-            found = {source.name: meta.positions.checkpoint(source.name) for source in pipeline.sources}
-            covered.update({source.name: meta.coverages.find(source.name).tables for source in pipeline.sources})
-            return {
-                name: _Known(checkpoint, meta.leases.identity(name))
-                for name, checkpoint in found.items()
-                if checkpoint is not None
-            }
-
-    stored = findings.attempt("meta", look, lambda found: f"current, with positions of {counted(len(found), 'source')}")
-    return stored, covered
+def _meta(pipeline: Pipeline, stack: ExitStack) -> tuple[Meta, dict[str, _Known]]:
+    """Opened, with the sources that were extracted."""
+    meta = stack.enter_context(Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False))
+    found = {source.name: meta.positions.checkpoint(source.name) for source in pipeline.sources}
+    return meta, {
+        name: _Known(checkpoint, meta.leases.identity(name), meta.coverages.find(name).tables)
+        for name, checkpoint in found.items()
+        if checkpoint is not None
+    }
 
 
-def _writer(pipeline: Pipeline, target: str) -> Writer:
-    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
-        return writer_of(meta, pipeline, target)
-
-
-def _require_kept(pipeline: Pipeline, target: str, environ: Mapping[str, str] | None) -> None:
-    with open_pipeline(pipeline, os.environ if environ is None else environ) as opened:
-        require_kept(opened, target)
-
-
-def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findings) -> bool:
-    """Whether it can be read. stored: what meta knows; None where it could not be asked."""
+def _stage(
+    pipeline: Pipeline, meta: Meta | None, stored: Mapping[str, _Known], findings: Findings
+) -> ObjectStore | None:
+    """None if it cannot be read. meta: None where it could not be asked."""
 
     def probe() -> ObjectStore:
         store = open_stage(pipeline.stage)
@@ -172,29 +167,28 @@ def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findi
             "session's token",
             "give the server TLS and write s3_endpoint: https://...",
         )
-    if store is None or stored is None:
-        return store is not None
+    if store is None or meta is None:
+        return store
     for source in pipeline.sources:
         findings.attempt(
             f"source {source.name}: staged batches",
-            partial(_require_continuable, pipeline, store, source.name, stored.get(source.name)),
+            partial(_require_continuable, pipeline.pipeline, meta, store, source.name, stored.get(source.name)),
             lambda _: "the stage and the meta database agree",
         )
         if source.name in stored:
             findings.attempt(
                 f"source {source.name}: start", partial(_warn_of_start, source, store, stored[source.name], findings)
             )
-    return True
+    return store
 
 
-def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, known: _Known | None) -> None:
-    start_record.require_own(store, source, pipeline.pipeline)
+def _require_continuable(pipeline: str, meta: Meta, store: ObjectStore, source: str, known: _Known | None) -> None:
+    start_record.require_own(store, source, pipeline)
     recorded = None if known is None else known.checkpoint.position
     if recorded is None and newest(store, source) is not None:
         # A first extractor may have started since meta was asked; it records its start before it stages anything.
-        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
-            begun = meta.positions.checkpoint(source)
-            recorded = None if begun is None else begun.position
+        begun = meta.positions.checkpoint(source)
+        recorded = None if begun is None else begun.position
     require_continuable(store, source, recorded)
 
 

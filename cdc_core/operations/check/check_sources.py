@@ -10,7 +10,7 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.config import Pipeline, Source
+from cdc_core.config import MysqlTable, Pipeline, Source
 from cdc_core.errors import Refused
 from cdc_core.model.coverage import TableCoverage, lacks
 from cdc_core.model.position import Checkpoint
@@ -21,12 +21,11 @@ from cdc_core.mysql.connections import is_mariadb, quote
 from cdc_core.mysql.server_errors import ErrorKind, kind_of
 from cdc_core.operations.check.findings import Findings
 from cdc_core.operations.check.rules import Seen
-from cdc_core.operations.copy.standby import find_standby
 from cdc_core.operations.copy.throttle import Throttle
 from cdc_core.source.capture import Capture
 from cdc_core.source.host import source_server
 from cdc_core.source.host.failover import fail_over, is_other_server
-from cdc_core.source.host.near_names import question, table_names
+from cdc_core.source.host.near_names import did_you_mean, question, table_names
 from cdc_core.source.host.server_facts import lower_case_names
 from cdc_core.source.host.start_position import find_start
 from cdc_core.source.host.table_survey import (
@@ -117,33 +116,16 @@ def check_server(
             findings.warn(f"{subject}: purge", near.what, near.remedy)
 
 
-def check_standby(
-    source: Source,
-    connection: pymysql.Connection[Any],
-    environ: Mapping[str, str] | None,
-    findings: Findings,
-    subject: str,
-) -> None:
-    """The replica at which copies read. connection: at the server that is read."""
-    if source.copy_from is not None:
-        findings.attempt(
-            f"{subject}: copies read at {source.copy_from}",
-            lambda: find_standby(source, connection, source_server.facts(connection), environ),
-            lambda found: "it is this server" if found is None else "a replica without filters or rows of its own",
-        )
-
-
 def check_throttle(
     pipeline: Pipeline,
     source: Source,
     connection: pymysql.Connection[Any],
-    environ: Mapping[str, str] | None,
     findings: Findings,
     subject: str,
 ) -> None:
     """Whether the account may ask for each limit of snapshot.throttle, here and at the replicas that it names."""
     mariadb = is_mariadb(connection)
-    with Throttle(pipeline.snapshot.throttle, environ, source=source.name, mariadb=mariadb) as throttle:
+    with Throttle(pipeline.snapshot.throttle, source=source.name, mariadb=mariadb) as throttle:
         for name, ask in throttle.questions().items():
             findings.attempt(
                 f"{subject}: snapshot.throttle, {name}",
@@ -172,13 +154,12 @@ def check_tables(
     pipeline: Pipeline,
     source: Source,
     connection: pymysql.Connection[Any],
-    environ: Mapping[str, str] | None,
     findings: Findings,
     covered: Mapping[str, TableCoverage] | None = None,
 ) -> CheckedTables:
     """covered: of a source extracted before."""
     subject = f"source {source.name}: tables"
-    capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
+    capture = Capture(pipeline.tables, pipeline.routes, lower_case=lower_case_names(connection))
     found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
     if found is None:
         return CheckedTables({}, None)
@@ -333,7 +314,7 @@ def _check_patterns(
     names = findings.attempt(subject, every) or []
     # Tables that tables.exclude leaves out are matched anyway.
     idle = [one for one in idle if not any(capture.matches(one, name) for name in names)]
-    near = {one: question(one, names) for one in idle}
+    near = {one: question(did_you_mean(one, names)) for one in idle}
     for pattern, asked in near.items():
         what = f"no table matches '{pattern}' of tables.include"
         if asked and not matched:
@@ -353,7 +334,7 @@ def _taken_all_the_same(pipeline: Pipeline, capture: Capture, schema: TableSchem
         for logical in capture.route(schema.database, schema.table)
         if (rule := target.table(logical)) is not None
     ]
-    return all(rule.key or rule.no_key == "rows" for rule in rules)
+    return all(rule.key or (isinstance(rule, MysqlTable) and rule.no_key == "rows") for rule in rules)
 
 
 def _check_cascades(

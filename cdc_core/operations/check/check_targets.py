@@ -1,5 +1,5 @@
 """Preflight of a target: its servers, and for each logical table every shard of it. What a target must be is one list
-(target.destination.checked_destination); `lockstep check` asks it of all captured tables, a plan of those of its run.
+(destination.checked_destination); `lockstep check` asks it of all captured tables, a plan of those of its run.
 """
 
 from __future__ import annotations
@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pymysql
 
-from cdc_core.config import Pipeline, Target
+from cdc_core.config import MysqlTarget, Pipeline
 from cdc_core.errors import ColumnsMissing, LockstepError, TableMissing, TargetAltered, UsageError, combined, parts_of
 from cdc_core.meta import Meta, SourceCoverage
 from cdc_core.model.readable import counted
@@ -21,7 +21,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.mysql.connections import sensible
 from cdc_core.operations.apply import left_out
 from cdc_core.operations.apply.lost_writes import require_kept
-from cdc_core.operations.apply.plan import key_of, keys_apart, rows_lacking_values
+from cdc_core.operations.apply.table_rules import key_of, keys_apart, rows_lacking_values
 from cdc_core.operations.check.findings import Findings, connected
 from cdc_core.operations.check.loops import require_no_loop
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -49,10 +49,9 @@ def identity(connection: pymysql.Connection[Any]) -> str:
 
 def check_target(
     pipeline: Pipeline,
-    target: Target,
+    target: MysqlTarget,
     logical: Mapping[str, list[TableSchema]],
     sources: set[str],
-    environ: Mapping[str, str] | None,
     findings: Findings,
     owner: Writer | None = None,
 ) -> None:
@@ -63,18 +62,21 @@ def check_target(
     with ExitStack() as opened:
         for number, reference in enumerate(target.connections):
             place = subject if len(target.connections) == 1 else f"{subject}, server {number}"
-            connection = opened.enter_context(connected(findings, place, reference, environ))
-            servers.append(_identity(connection, place, findings) if connection is not None else None)
+            connection = opened.enter_context(connected(findings, place, reference))
+            servers.append(None)
             if connection is not None:
-                _bulk_load(connection, place, findings)
+                asked = translating(place)
+                servers[-1] = findings.attempt(f"{place}: identity", partial(asked(identity), connection))
+                loads = partial(asked(require_server), connection, where=place)
+                findings.attempt(f"{place}: bulk load", loads, lambda _: "LOAD DATA LOCAL INFILE is allowed")
     if None in servers:
         return  # said above: no table can be looked at before its server answers
     looped = {number for number, server in enumerate(servers) if server in sources}
     taken = {name: schemas for name, schemas in logical.items() if target.table(name) is not None}
     findings.attempt(f"{subject}: tables", partial(require_apart, target, taken))
-    with TargetSurvey(target, taken, environ, loading=False) as survey:  # whether its servers take loads is said above
+    with TargetSurvey(target, taken, loading=False) as survey:  # whether its servers take loads is said above
         for name, schemas in taken.items():
-            _logical_table(pipeline, target, name, schemas, looped, environ, findings, survey, owner)
+            _logical_table(pipeline, target, name, schemas, looped, findings, survey, owner)
 
 
 def require_target(
@@ -90,7 +92,7 @@ def require_target(
 
     Raises one error with everything that is wrong (errors.combined).
     """
-    target = opened.pipeline.target(target_name)
+    target = opened.pipeline.database(target_name)
     problems: list[LockstepError] = []
     if not plan.replay:
         try:
@@ -110,7 +112,7 @@ def require_target(
         require_apart(target, dict.fromkeys([*(table.table for table in tables), *followed]))
     except LockstepError as error:
         problems.append(error)
-    with TargetSurvey(target, [table.table for table in tables], opened.environ) as survey:
+    with TargetSurvey(target, [table.table for table in tables]) as survey:
         for table in tables:
             schemas = plan.current_schemas(table)
             try:
@@ -133,7 +135,7 @@ def require_target(
                     break  # a server that cannot be reached gives the same error for every table
     if problems:
         raise combined(problems)
-    take(target, new, owner, opened.environ)
+    take(target, new, owner)
 
 
 def writer_of(meta: Meta, pipeline: Pipeline, target: str) -> Writer:
@@ -152,7 +154,7 @@ def writer_of(meta: Meta, pipeline: Pipeline, target: str) -> Writer:
     )
 
 
-def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, target: Target) -> list[str]:
+def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, target: MysqlTarget) -> list[str]:
     """The logical tables that the target takes, of all tables that the sources are known to have: another run may bring
     rows of any of them. Not those for which its rules give no names: they are of no concern to this run."""
     capture = Capture(pipeline.tables, pipeline.routes)
@@ -164,75 +166,23 @@ def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, targ
             database, _, table = name.partition(".")
             if not one.gone:
                 found |= dict.fromkeys(there.route(database, table))
-    return [logical for logical in found if target.table(logical) is not None and _is_named(target, logical)]
+    return [logical for logical in found if target.table(logical) is not None and is_named(target, logical)]
 
 
-def _is_named(target: Target, logical: str) -> bool:
+def is_named(target: MysqlTarget, logical: str) -> bool:
+    """Whether the rules of the target give its physical tables names."""
     try:
         return bool(shard_tables(target, logical))
     except UsageError:
         return False
 
 
-def require_any_target(
-    opened: OpenPipeline,
-    plan: RunPlan,
-    *,
-    made: Callable[[str, LockstepError], bool] = lambda name, error: False,
-) -> dict[str, LockstepError]:
-    """require_target for each target that has batches: the errors of those that fail, by name, if others can continue.
-    If none can, raises the errors of all.
-
-    made: what may change a target that fails, so that it is asked again; whether it has."""
-    asked = [one.target for one in plan.targets if one.batches]
-    covered = cache(opened.meta.coverages.find)  # the same for each target
-    failed: dict[str, LockstepError] = {}
-    for name in asked:
-        try:
-            _require_or_make(partial(require_target, opened, plan, name, covered=covered), name, made)
-        except LockstepError as error:
-            failed[name] = error
-    if failed and len(failed) == len(asked):
-        raise combined(list(failed.values()))
-    return failed
-
-
-def _require_or_make(require: Callable[[], None], name: str, made: Callable[[str, LockstepError], bool]) -> None:
-    try:
-        require()
-    except LockstepError as error:
-        if not made(name, error):
-            raise
-        require()
-
-
-def _identity(connection: pymysql.Connection[Any], place: str, findings: Findings) -> str | None:
-    def look() -> str:
-        with translating(place):
-            return identity(connection)
-
-    return findings.attempt(f"{place}: identity", look)
-
-
-def _bulk_load(connection: pymysql.Connection[Any], place: str, findings: Findings) -> None:
-    def allowed() -> None:
-        with translating(place):
-            require_server(connection, where=place)
-
-    findings.attempt(
-        f"{place}: bulk load",
-        allowed,
-        lambda _: "LOAD DATA LOCAL INFILE is allowed",
-    )
-
-
 def _logical_table(
     pipeline: Pipeline,
-    target: Target,
+    target: MysqlTarget,
     name: str,
     schemas: list[TableSchema],
     looped: set[int],
-    environ: Mapping[str, str] | None,
     findings: Findings,
     survey: TargetSurvey,
     owner: Writer | None,
@@ -249,7 +199,7 @@ def _logical_table(
             for place in shard_tables(target, name):
                 if place.connection in looped:
                     require_no_loop(pipeline, place)
-            return _require_makeable(target, name, schemas, key, environ, error)
+            return _require_makeable(target, name, schemas, key, error)
         for shard in destination.shards:
             if shard.table.connection in looped:
                 require_no_loop(pipeline, shard.table)
@@ -281,22 +231,21 @@ def _logical_table(
 
 
 def _require_makeable(
-    target: Target,
+    target: MysqlTarget,
     name: str,
     schemas: list[TableSchema],
     key: tuple[str, ...],
-    environ: Mapping[str, str] | None,
     error: LockstepError,
 ) -> str:
-    """What a run will make of the tables, in words. Raises `error` without that, and what the server refuses of it."""
+    """What a run will make of the tables, in words. Raises `error` without that, and why a table cannot be made."""
     rule = target.table(name)
     creates = target.on_missing_table == "create"
     adds = frozenset({name} if rule is not None and rule.on_new_column == "add" else ())
     if not (creates or adds) or not any(isinstance(part, TableMissing | ColumnsMissing) for part in parts_of(error)):
         raise error
     wanted = {name: WantedTable(tuple(map(Origin, schemas)), key, len(schemas) == 1)}
-    actions = Actions(create=creates, add=adds, dry=True, probe=True)
-    made = make_tables(target, wanted, actions, environ=environ)
+    actions = Actions(create=creates, add=adds, dry=True)
+    made = make_tables(target, wanted, actions)
     refused = [one.error for one in made if one.error is not None]
     if refused:
         raise combined(refused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -88,13 +88,11 @@ class Findings:
 
 
 @contextmanager
-def connected(
-    findings: Findings, subject: str, reference: str, environ: Mapping[str, str] | None
-) -> Iterator[pymysql.Connection[Any] | None]:
+def connected(findings: Findings, subject: str, reference: str) -> Iterator[pymysql.Connection[Any] | None]:
     """An open connection, or None after the finding of why there is none."""
 
     def connect() -> pymysql.Connection[Any]:
-        address = connections.resolve(reference, environ)
+        address = connections.resolve(reference)
         made = connections.connect(address, where=subject)
         findings.ok(f"{subject}: connection", f"{address}, {made.get_server_info()}")  # type: ignore[no-untyped-call]
         if (advice := made.advice()) is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from cdc_core.config import Pipeline
+from cdc_core.config import MysqlTarget, Pipeline
 from cdc_core.errors import Refused
 from cdc_core.model.run_plan import RunPlan
 from cdc_core.mysql.connections import resolve
@@ -24,15 +22,17 @@ def require_no_loop(pipeline: Pipeline, place: ShardTable) -> None:
         )
 
 
-def require_no_loops(pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None) -> None:
+def require_no_loops(pipeline: Pipeline, plan: RunPlan) -> None:
     """For everything that a run would write. Servers are compared by address, as a run of staged batches does not
     connect to sources; `lockstep check` does, and also recognizes a server with two addresses. Raises as
     require_no_loop.
     """
-    read = {_address(reference, environ) for source in pipeline.sources for reference in source.connections}
+    read = {_address(reference) for source in pipeline.sources for reference in source.connections}
     for run in plan.targets:
         target = pipeline.target(run.target)
-        written = [_address(reference, environ) for reference in target.connections]
+        if not isinstance(target, MysqlTarget):
+            continue
+        written = [_address(reference) for reference in target.connections]
         if not run.batches or not read.intersection(written):
             continue
         for table in plan.merge_set(run.merge_set).tables:
@@ -42,6 +42,6 @@ def require_no_loops(pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, st
                         require_no_loop(pipeline, place)
 
 
-def _address(reference: str, environ: Mapping[str, str] | None) -> tuple[str, int]:
-    server = resolve(reference, environ)
+def _address(reference: str) -> tuple[str, int]:
+    server = resolve(reference)
     return server.host.lower(), server.port

@@ -10,13 +10,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused
 from cdc_core.operations.check.findings import Findings
-from cdc_core.source.host.near_names import ALIKE, parts_of
+from cdc_core.source.host.near_names import ALIKE, question, resembling
 
 _MOST_NAMED = 5
 _COLUMN = "column of a captured table"
@@ -85,34 +84,11 @@ def _check(rule: _Patterns, findings: Findings) -> None:
             what = f"{what}, of those that the account may see, which are not the columns of {some}"
             findings.warn(rule.place, what, "let the account see these tables (GRANT SELECT), and check again")
             continue
-        near = sorted(name for name in free if _resembles(pattern, name))
-        if near:
-            asked = f"Did you mean {near[0]}? A pattern must match the whole name, such as '{re.escape(near[0])}'"
+        if asked := question(resembling(pattern, sorted(free))[:1]):
             error = Refused(f"{what}. {asked}", where=rule.place, code="config.no_match", remedy="correct the pattern")
             findings.fail(rule.place, error)
         else:
             findings.warn(rule.place, what, "what appears later and matches will follow the rule; else correct it")
-
-
-def _resembles(pattern: str, name: str) -> bool:
-    """Whether the pattern matches the name in lower case, or its end; or has parts that match those of the name where
-    they have wildcards, and else resemble them."""
-    names = name.split(".")
-    if any(re.fullmatch(pattern, ".".join(names[at:]), re.IGNORECASE) for at in range(len(names))):
-        return True
-    parts = parts_of(pattern)
-    if parts[0] == ".*":  # which may stand for several
-        parts, names = parts[1:], names[len(names) + 1 - len(parts) :]
-    return 0 < len(parts) == len(names) and all(map(_part_resembles, parts, names))
-
-
-def _part_resembles(part: str, name: str) -> bool:
-    if re.search(r"[*+?\[(|{]", part) is None:
-        text = part.replace("\\", "").lower()
-        return difflib.SequenceMatcher(None, text, name.lower()).ratio() >= ALIKE
-    with suppress(re.error):  # a part of a pattern need not be one
-        return re.fullmatch(part, name, re.IGNORECASE) is not None
-    return False
 
 
 def _names(place: str, given: Mapping[str, object] | Iterable[str], logical: Sequence[str], findings: Findings) -> None:

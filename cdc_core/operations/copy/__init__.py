@@ -6,6 +6,6 @@ before is older. Claims and the stream may therefore be applied in any order. A 
 says, because the row changed between `low` and the read; the log then brings that change before `high`. So a claim is
 staged only once the chain of manifests has reached `high`.
 
-`watermarks` finds low and high, `keys` and `chunks` cut a table into ranges, `copier` reads them, `staging` makes
-batches of them.
+`watermarks` finds low and high, `key_ranges` and `chunks` cut a table into ranges, `copier` reads them from a
+`read_source`, and `staging` makes batches of them.
 """

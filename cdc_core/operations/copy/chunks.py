@@ -1,4 +1,5 @@
-"""Where a table is cut: the last key when the copy begins, and the end of each chunk, as the key's index orders them.
+"""Where a table is cut: the last key when the copy begins, and the end of each chunk, as the key's index orders
+them. The size of the rows read before, and the time that reading took, say how large the next chunk is.
 
 It must keep true that the last chunk has an end: rows with keys after it came after the copy began, and the log has
 them. Without an end, a table that grows would never be copied.
@@ -95,6 +96,13 @@ def computed_end(schema: TableSchema, above: Key, limit: Key, rows: int, density
     return limit if end >= int(limit[0]) else (str(end),)
 
 
+def density_of(schema: TableSchema, above: Key, through: Key, rows: int) -> float:
+    """Rows for each key between two keys; 0 where keys are not whole numbers, or one of the two is not known."""
+    if not (above and through and numbered(schema)):
+        return 0.0
+    return rows / max(1, int(through[0]) - int(above[0]))
+
+
 def from_table(schema: TableSchema) -> str:
     return f"FROM {quote(schema.database, schema.table)}"
 
@@ -104,3 +112,47 @@ def chunk_rows(size_bytes: int, row_bytes: float) -> int:
     if row_bytes <= 0:
         return FIRST_ROWS
     return max(_LEAST_ROWS, min(_MOST_ROWS, int(size_bytes / row_bytes)))
+
+
+class Pace:
+    """chunk_bytes, chunk_s: what a chunk should not exceed, in bytes and in time to read. row_bytes: of a row.
+
+    first_rows: of the chunks before the first was read, at most: a server's estimate of its rows' size may be that of a
+    table that was almost empty. None: row_bytes can be relied on.
+    """
+
+    def __init__(
+        self, chunk_bytes: int, chunk_s: float, row_bytes: float = 0.0, *, first_rows: int | None = None
+    ) -> None:
+        self.row_bytes = row_bytes
+        self.density = 0.0
+        """Of the chunk that was read last: see chunks.density_of."""
+        self._chunk_bytes = chunk_bytes
+        self._chunk_s = chunk_s
+        self._most_rows = first_rows or 1 << 62
+        self._first = first_rows is not None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the next chunk has at most."""
+        return min(chunk_rows(self._chunk_bytes, self.row_bytes), self._most_rows)
+
+    def end(self, connection: pymysql.Connection, schema: TableSchema, above: Key, limit: Key) -> Key:
+        """The key at which the next chunk after `above` ends: at `limit` at the latest; () for a table without rows."""
+        rows = self.rows
+        if not limit:
+            return ()
+        found = computed_end(schema, above, limit, rows, self.density)
+        return found or end_of_chunk(connection, schema, above, limit, rows)
+
+    def read(self, rows: int, size_bytes: int, took_s: float) -> None:
+        """A chunk was read. size_bytes: of the values. took_s: how long its read view was open."""
+        if not rows:
+            return
+        self.row_bytes = size_bytes / rows
+        if took_s > self._chunk_s or self._first:
+            self._first = False
+            took_s = max(took_s, 0.001)
+            self._most_rows = max(1, int(rows * self._chunk_s / took_s))
+        elif took_s < self._chunk_s / 2:
+            self._most_rows = max(self._most_rows, 2 * rows)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,63 +25,32 @@ from cdc_core.errors import (
     DefinitionChanged,
     LeaseHeld,
     LockstepError,
-    OtherServer,
-    Paused,
     Refused,
-    RetryLater,
     TableRefused,
 )
-from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
+from cdc_core.meta import Lease, ReadChunk, TableCopy
+from cdc_core.meta.table_copies import PlannedChunk, copier_of
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged_columns import ROW_BITS
-from cdc_core.model.windows import from_us
 from cdc_core.operations.copy import key_ranges
-from cdc_core.operations.copy.chunk_file import ChunkFile
-from cdc_core.operations.copy.chunks import from_table, last_key
+from cdc_core.operations.copy.chunk_file import ChunkFiles
+from cdc_core.operations.copy.chunks import FIRST_ROWS, Pace, from_table, last_key
 from cdc_core.operations.copy.copyable import require_copied
+from cdc_core.operations.copy.read_source import ReadSource, SessionPair, read_source
 from cdc_core.operations.copy.second_thread import taking
-from cdc_core.operations.copy.sessions import CopySessions, SessionPair
-from cdc_core.operations.copy.standby import (
-    find_standby,
-    readable_there,
-    require_nothing_else,
-    require_same_definition,
-    standby_view,
-)
-from cdc_core.operations.copy.table_chunks import Extent, TableChunks
-from cdc_core.operations.copy.throttle import Throttle
+from cdc_core.operations.copy.table_chunks import TableChunks
 from cdc_core.operations.copy.watermarks import View, await_logged, high_of, read_view
-from cdc_core.operations.extract import hosts
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process.informing import informing
 from cdc_core.results import TableReader
-from cdc_core.results.reading_faults import UnlikeDefinition, is_altered
+from cdc_core.results.reading_faults import UnlikeDefinition, definition_changed, is_altered
 from cdc_core.results.warm_reader import warm
-from cdc_core.source.capture import Capture
-from cdc_core.source.host.failover import is_other_server
-from cdc_core.source.host.server_facts import ServerFacts, logged_gtids
 from cdc_core.source.schemas.captured_definitions import table_schema
-from cdc_core.source.wire import replica_identity
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 1.0
-"""How often a reader that must wait asks again."""
-
 Progressed = Callable[[TableCopy], None]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyContext:
-    """Of a reader. lease: the copier's."""
-
-    opened: OpenPipeline
-    source: str
-    capture: Capture
-    lease: Lease
-    scratch: Path
 
 
 def copier_lease(opened: OpenPipeline, source: str) -> AbstractContextManager[Lease]:
@@ -113,31 +82,19 @@ def copy_tables(
     Raises Refused (source.not_extracted, snapshot.throttle), RetryLater (source.other_server, table.redefined,
     snapshot.paused), and what reading and the store raise. What was read until then stays read.
     """
-    pipeline, meta, environ = opened.pipeline, opened.meta, opened.environ
-    config, progressed = pipeline.source(source), informing("The progress of a copy")(progressed)
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-snapshot-")))
-        staged = _staged(meta, source)
-        replica = replica_identity.replica_host(opened.name, source, meta.leases.identity(source))
-        address, control, server = hosts.connect(config, staged, environ, replica)
-        stack.callback(control.close)
-        _require_same(staged, server, source)
-        await_logged(control, server)
-        standby = find_standby(config, control, server, environ, shows=logged_gtids(control, mariadb=server.mariadb))
-        throttle = stack.enter_context(
-            Throttle(pipeline.snapshot.throttle, environ, source=source, mariadb=server.mariadb)
-        )
+    pipeline, progressed = opened.pipeline, informing("The progress of a copy")(progressed)
+    with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch, read_source(opened, source) as read_at:
+        await_logged(read_at.control, read_at.server)
         limits = pipeline.snapshot
-        captured = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+        captured = read_at.capture()
 
         chunks = [
             TableChunks(
-                meta,
+                opened.meta,
                 lease,
                 source,
                 table,
-                chunk_bytes=limits.chunk_mib << 20,
-                chunk_s=limits.chunk_s,
+                pace=Pace(limits.chunk_mib << 20, limits.chunk_s, first_rows=FIRST_ROWS),
                 require=partial(require_copied, pipeline, captured),
                 rules_of=captured.rules_of,
             )
@@ -147,15 +104,13 @@ def copy_tables(
         warm()  # from the cache on disk; otherwise the first read view would wait for it
 
         def read(_: int) -> None:
-            # Each reader has its own: the hasher of masked columns is for one.
-            capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
-            context = CopyContext(opened, source, capture, lease, scratch)
             with (
                 work.failing(),
                 ThreadPoolExecutor(1, thread_name_prefix="encode") as encoder,
-                CopySessions(config, address, standby) as sessions,
+                read_at.sessions() as sessions,
             ):
-                _ChunkReader(context, server, sessions, encoder, work, throttle, progressed).run()
+                files = ChunkFiles(opened, source, lease, read_at.capture(), Path(scratch))
+                _ChunkReader(read_at, files, sessions, encoder, work, progressed).run()
 
         with ThreadPoolExecutor(max(1, limits.readers if tables else 0)) as pool:
             try:
@@ -194,7 +149,7 @@ class _CopyWork:
     def table(self) -> Iterator[TableChunks | None]:
         """A table to take a chunk of, for the length of a block; None when nothing is left to do.
 
-        While other readers are reading there may be something again: one may fail, or find the table redefined.
+        While other readers are reading there may be something again: one may find the table redefined.
         """
         with self._changed:
             while True:
@@ -221,132 +176,85 @@ class _StoppedError(Exception):
     """The readers stop: what is not complete of the chunk is dropped, and another attempt reads it again."""
 
 
-class _RedefinedError(Exception):
-    """The table's definition is another than when its copy began."""
-
-
+@dataclass(frozen=True, slots=True)
 class _ChunkReader:
     """Reads one chunk after the other, each in a view of its own, until no table has any left."""
 
-    def __init__(
-        self,
-        context: CopyContext,
-        server: ServerFacts,
-        sessions: CopySessions,
-        encoder: Executor,
-        work: _CopyWork,
-        throttle: Throttle,
-        progressed: Progressed,
-    ) -> None:
-        self._context = context
-        self._server = server
-        self._sessions = sessions
-        self._encoder = encoder
-        self._work = work
-        self._throttle = throttle
-        self._progressed = progressed
+    source: ReadSource
+    files: ChunkFiles
+    sessions: SessionPair
+    encoder: Executor
+    work: _CopyWork
+    progressed: Progressed
 
     def run(self) -> None:
-        while not self._work.stopped.is_set():
-            with self._work.table() as table:
+        while not self.work.stopped.is_set():
+            with self.work.table() as table:
                 if table is None:
                     return
                 try:
                     self._read_one(table)
                 except TableRefused as error:
-                    self._work.refuse(table, error)
+                    self.work.refuse(table, error)
 
     def _read_one(self, table: TableChunks) -> None:
         self._wait(table)
         former = table.copy
-        planned: PlannedChunk | None = None
         try:
-            found = None if self._work.stopped.is_set() else table.next(self._sessions.tables.control, self._begin)
+            found = None if self.work.stopped.is_set() else table.next(self.sessions.control, self._begin)
             if found is None:
                 return
             former, planned = found
             self._read(table, former, planned)
         except _StoppedError:
             return
-        except _RedefinedError:
-            assert former is not None
-            table.begin_again(former.schema)
-        except BaseException as error:
-            # A statement about a column or a table that is gone fails; by now there may be one of that name again.
+        except LockstepError as error:
             former = former or table.copy
-            if isinstance(error, UnlikeDefinition) and former is not None and self._is_still(former.schema):
-                error = error.refusal()
-            if (
-                isinstance(error, LockstepError)
-                and former is not None
-                and (_altered(error) or self._redefined(former.schema))
-            ):
+            if former is not None and self._redefined(former.schema, error):
                 table.begin_again(former.schema)
                 return
-            if planned is not None:
-                with suppress(LockstepError):  # the error itself is what counts
-                    table.failed(planned, error)
-            raise error
+            if isinstance(error, UnlikeDefinition):
+                raise error.refusal() from None
+            raise
         if table.copy is not None:
-            self._progressed(table.copy)
+            self.progressed(table.copy)
 
-    def _is_still(self, former: TableSchema) -> bool:
-        return table_schema(self._sessions.tables.control, former.database, former.table) == former
-
-    def _redefined(self, former: TableSchema) -> bool:
+    def _redefined(self, former: TableSchema, error: LockstepError) -> bool:
+        """Whether the table is another than it was. A statement about a column or a table that is gone fails, though
+        by now there may be one of that name again."""
+        unlike = isinstance(error, UnlikeDefinition)
+        if _altered(error) and not unlike:
+            return True
         try:
-            return not self._is_still(former)
+            return table_schema(self.sessions.control, former.database, former.table) != former
         except (LockstepError, pymysql.err.MySQLError):  # the first error says more
-            return False
+            return unlike
 
     def _wait(self, table: TableChunks) -> None:
-        """Until a chunk may be read. Raises RetryLater (snapshot.paused), Refused (snapshot.throttle)."""
-        context = self._context
-        while not self._work.stopped.is_set():
-            pause = context.opened.meta.copies.paused(context.source)
-            if pause is not None:
-                raise paused(context.source, pause)
-            why = self._throttle.why(self._sessions.tables.control)
-            if not why:
-                return
-            log.info("%s: the copy of %s waits: %s", context.source, table.name, why)
-            if table.copy is not None:
-                self._progressed(replace(table.copy, waiting=why))
-            self._work.stopped.wait(WAIT_S)
+        """Until a chunk may be read."""
 
-    def _begin(self, schema: TableSchema) -> Extent:
+        def waiting(why: str) -> None:
+            log.info("%s: the copy of %s waits: %s", self.source.name, table.name, why)
+            if table.copy is not None:
+                self.progressed(replace(table.copy, waiting=why))
+
+        self.source.await_turn(self.sessions.control, waiting, self.work.stopped)
+
+    def _begin(self, schema: TableSchema) -> tuple[key_ranges.Key, Position | None]:
         """The last key that is visible once everything before the end of what is staged is."""
-        if self._sessions.beside:
-            require_same_definition(self._sessions.source.control, schema, self._context.source)
         limit: key_ranges.Key = ()
         low: Position | None = None
         if schema.key:
-            with _unchanged(schema), self._view(schema, self._staged_here()) as (at, view):
-                limit, low = last_key(at.reader, schema), view.low
-        return Extent(limit, low)
+            with _unchanged(schema), self._view(schema, self.source.staged()) as view:
+                limit, low = last_key(self.sessions.reader, schema), view.low
+        return limit, low
 
-    def _staged_here(self) -> Checkpoint:
-        """The end of what is staged, in the log of the server that is read."""
-        staged = _staged(self._context.opened.meta, self._context.source)
-        _require_same(staged, self._server, self._context.source)
-        return staged
-
-    @contextmanager
-    def _view(self, schema: TableSchema, staged: Checkpoint) -> Iterator[tuple[SessionPair, View]]:
-        """A view of the table, and the sessions at the server that has it."""
-        at, source, mariadb = self._sessions.tables, self._context.source, self._server.mariadb
-        if self._sessions.beside and readable_there(at.control, schema, staged):
-            with standby_view(at.reader, at.control, staged, source, self._server) as view:
-                yield at, view
-            require_nothing_else(at.control, self._sessions.source.control, source, mariadb=mariadb)
-            return
-        at = self._sessions.source
-        with read_view(at.reader, at.control, self._server, staged, schema, exact=not schema.key) as view:
-            yield at, view
+    def _view(self, schema: TableSchema, staged: Checkpoint) -> AbstractContextManager[View]:
+        at = self.sessions
+        return read_view(at.reader, at.control, self.source.server, staged, schema, exact=not schema.key)
 
     def _read(self, table: TableChunks, copy: TableCopy, planned: PlannedChunk) -> None:
-        context, schema = self._context, copy.schema
-        staged = self._staged_here()
+        schema, staged = copy.schema, self.source.staged()
         if not schema.key:
             tail = ""  # the whole table at once
         elif copy.limit:
@@ -354,36 +262,23 @@ class _ChunkReader:
             tail = f"WHERE {where} ORDER BY {key_ranges.ordered(schema, key_ranges.downwards(copy.limit))}"
         else:
             tail = "WHERE FALSE"
-        ts_us = staged.watermark_us or self._server.clock_us
+        ts_us = staged.watermark_us or self.source.server.clock_us
         began_s = time.monotonic()
-        with self._view(schema, staged) as (at, view):
-            file = ChunkFile(
-                context.opened.store,
-                context.capture,
-                schema,
-                source=context.source,
-                number=planned.number,
-                epoch=context.lease.epoch,
-                low=view.low,
-                ts_us=ts_us,
-                level=context.opened.pipeline.stage.compression_level,
-                scratch=context.scratch,
-            )
-            try:
-                if not schema.key:
-                    file.add_truncate((planned.number << ROW_BITS) - 1)
-                with taking(file.add, self._encoder) as hand_over:
-                    for batch in TableReader(at.reader, schema).batches(f"{from_table(schema)} {tail}"):
-                        if self._work.stopped.is_set():
-                            raise _StoppedError
-                        hand_over(batch)
-                if table_schema(at.control, schema.database, schema.table) != schema:
-                    raise _RedefinedError
-                parts = file.finish()
-            except BaseException:
-                file.discard()
-                raise
-        high = high_of(self._sessions.source.control, view)
+        with (
+            self._view(schema, staged) as view,
+            self.files.chunk(schema, planned.number, view.low, ts_us) as file,
+        ):
+            if not schema.key:
+                file.add_truncate()
+            with taking(file.add, self.encoder) as hand_over:
+                for batch in TableReader(self.sessions.reader, schema).batches(f"{from_table(schema)} {tail}"):
+                    if self.work.stopped.is_set():
+                        raise _StoppedError
+                    hand_over(batch)
+            if table_schema(self.sessions.control, schema.database, schema.table) != schema:
+                raise definition_changed("another definition answers after the chunk was read", where=schema.name)
+            parts = file.finish()
+        high = high_of(self.sessions.control, view)
         took_s = time.monotonic() - began_s
         paths = tuple(part.path for part in parts)
         chunk = CopiedChunk(
@@ -405,38 +300,4 @@ def _unchanged(schema: TableSchema) -> Iterator[None]:
     except LockstepError as error:
         if not _altered(error):
             raise
-        raise DefinitionChanged(
-            f"{schema.name} was altered or truncated when its copy began.",
-            where=schema.name,
-            remedy="the next attempt begins the copy of this table again",
-        ) from None
-
-
-def paused(source: str, pause: CopyPause) -> RetryLater:
-    """The error of a copy that is not made, because somebody has paused the copies of the source."""
-    return Paused(
-        f"{pause.holder} paused copies of the source {source!r} at {from_us(pause.since_us):%Y-%m-%d %H:%M:%S} UTC.",
-        where=source,
-        remedy="`lockstep snapshot PIPELINE --resume` lets copies continue after their last chunks",
-    )
-
-
-def _staged(meta: Meta, source: str) -> Checkpoint:
-    staged = meta.positions.checkpoint(source)
-    if staged is None:
-        raise Refused(
-            f"Nothing of the source {source!r} was extracted yet.",
-            where=source,
-            code="source.not_extracted",
-            remedy="run `lockstep extract` first",
-        )
-    return staged
-
-
-def _require_same(staged: Checkpoint, server: ServerFacts, source: str) -> None:
-    if is_other_server(staged, server):
-        raise OtherServer(
-            f"Another server of {source!r} answers than the one that was read last.",
-            where=source,
-            remedy="run `lockstep extract` first, which moves to the new server; the copy then continues there",
-        )
+        raise definition_changed("it was altered or truncated when its copy began", where=schema.name) from None

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc_core.errors import LeaseHeld, Paused, Refused
-from cdc_core.meta import ChunkRetries
+from cdc_core.model.coverage import How
 from cdc_core.operations.copy import pending
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.copy.pending import PendingTable
-from cdc_core.operations.copy.readmission import readmit
 from cdc_core.operations.copy.staging import Staged
 from cdc_core.operations.copy.steps import read_tables, stage_read
 from cdc_core.operations.extract.drained import DrainResult
 from cdc_core.operations.extract.side_by_side import extract_if_free, extract_sources
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.stage.isolated import isolated
+from cdc_core.stage.isolated import clear, isolated
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 600.0
 """How long another extractor may take to pass the place that the copy waits for."""
@@ -26,11 +28,10 @@ _PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """staged: by source. refused: by table, why it was not copied. retries: by source and table, of its chunks."""
+    """staged: by source. refused: by table, why it was not copied."""
 
     staged: Mapping[str, Staged]
     refused: Mapping[str, Refused]
-    retries: Mapping[str, Mapping[str, ChunkRetries]]
 
 
 def copy_sources(opened: OpenPipeline, wanted: Mapping[str, Sequence[PendingTable]]) -> Copied:
@@ -41,7 +42,6 @@ def copy_sources(opened: OpenPipeline, wanted: Mapping[str, Sequence[PendingTabl
     """
     staged_of: dict[str, Staged] = {}
     left_out: dict[str, Refused] = {}
-    retries: dict[str, Mapping[str, ChunkRetries]] = {}
     for source, asked in wanted.items():
         if not asked:
             continue
@@ -51,7 +51,6 @@ def copy_sources(opened: OpenPipeline, wanted: Mapping[str, Sequence[PendingTabl
                 continue
             with opened.progress.copying({one.name: one.rows for one in tables}) as report:
                 refused = read_tables(opened, source, tables, lease, report)
-            retries[source] = opened.meta.copies.retries(source)
             left_out |= {f"{source}: {table}": error for table, error in refused.items()}
             if len(refused) == len(tables):
                 continue
@@ -64,7 +63,7 @@ def copy_sources(opened: OpenPipeline, wanted: Mapping[str, Sequence[PendingTabl
                     break
                 time.sleep(_PAUSE_S)
             staged_of[source] = staged
-    return Copied(staged_of, left_out, retries)
+    return Copied(staged_of, left_out)
 
 
 def copy_pending(opened: OpenPipeline) -> dict[str, DrainResult]:
@@ -73,7 +72,7 @@ def copy_pending(opened: OpenPipeline) -> dict[str, DrainResult]:
     read_isolated_again(opened, sources)
     done: list[str] = []
     for source in sources:
-        wanted = pending.copied_by_runs(opened, source)
+        wanted = pending.copied_by_runs(opened.meta, opened.pipeline, source)
         try:
             copied = copy_sources(opened, {source: wanted})
         except (LeaseHeld, Paused) as error:
@@ -102,16 +101,42 @@ def extract_before_copying(opened: OpenPipeline, sources: Sequence[str], *, know
                 extract_if_free(opened, source)
 
 
-def read_isolated_again(opened: OpenPipeline, sources: Iterable[str]) -> None:
-    """Has isolated tables captured again where the pipeline says so, and notes which cannot be read even now."""
+def read_isolated_again(opened: OpenPipeline, sources: Iterable[str], tables: Collection[str] = ()) -> None:
+    """Has isolated tables captured again where a copy was asked of them, or the pipeline says so; notes which cannot be
+    read even now. Raises RetryLater (lease.held)."""
     for source in sources:
-        if readmit(
-            opened,
-            source,
-        ):
+        if readmit(opened, source, tables):
             extract_if_free(opened, source)
             for table, why in isolated(opened.store, source).items():
                 opened.progress.note(f"not copied: {table} of {source} still cannot be read: {why}")
+
+
+def readmit(opened: OpenPipeline, source: str, tables: Collection[str] = ()) -> list[str]:
+    """Isolated tables (`database.table`) that the next extraction reads again, from where the source is by then, so
+    that the place that could not be read is passed; also those that an earlier call has readmitted, and that nothing
+    was extracted of since.
+
+    tables: that a copy was asked of; all of them under `tables.on_unreadable: resync`. None while an extractor of the
+    source is running, which would not notice; raises RetryLater (lease.held) then for tables that were asked for.
+    """
+    wanted = _isolated(opened, source, tables)
+    if wanted:
+        try:
+            with opened.meta.leases.held(source, opened.holder, opened.pipeline.limits.lease_s):
+                # Another process may have readmitted them, and extracted since.
+                for table in _isolated(opened, source, tables):
+                    clear(opened.store, source, table)
+        except LeaseHeld:
+            if not wanted.isdisjoint(tables):
+                raise
+            log.info("%s: isolated tables stay so while an extractor is running: %s", source, ", ".join(sorted(wanted)))
+    known, left = opened.meta.coverages.find(source).tables, isolated(opened.store, source)
+    return sorted(table for table, one in known.items() if one.how is How.ISOLATED and table not in left)
+
+
+def _isolated(opened: OpenPipeline, source: str, tables: Collection[str]) -> frozenset[str]:
+    every = opened.pipeline.tables.on_unreadable == "resync"
+    return frozenset(table for table in isolated(opened.store, source) if every or table in tables)
 
 
 def tables_to_copy(

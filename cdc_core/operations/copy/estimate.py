@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pymysql
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, TableRefused
-from cdc_core.meta import Meta
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.copy.chunks import size_of
 from cdc_core.operations.copy.copyable import require_copied, require_view
+from cdc_core.operations.copy.read_source import read_source
 from cdc_core.operations.copy.watermarks import engine_of
-from cdc_core.operations.extract import hosts
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.source.capture import Capture
 from cdc_core.source.schemas.captured_definitions import table_schema
-from cdc_core.source.wire import replica_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +29,10 @@ class TableEstimate:
     refused: str = ""
 
 
-def estimate(
-    pipeline: Pipeline, source: str, tables: Sequence[str], meta: Meta, environ: Mapping[str, str]
-) -> dict[str, TableEstimate]:
+def estimate(opened: OpenPipeline, source: str, tables: Sequence[str]) -> dict[str, TableEstimate]:
     """Of each table that is there. Raises what connecting and reading raise."""
-    replica = replica_identity.replica_host(pipeline.pipeline, source, meta.leases.identity(source))
-    _, control, server = hosts.connect(pipeline.source(source), meta.positions.checkpoint(source), environ, replica)
-    with closing(control):
-        capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+    with read_source(opened, source) as read_at:
+        control, capture, pipeline = read_at.control, read_at.capture(), opened.pipeline
         found: dict[str, TableEstimate] = {}
         for name in tables:
             try:

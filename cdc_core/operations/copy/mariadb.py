@@ -6,19 +6,27 @@ A transaction is in the log before a view can show it. The server says how far i
                          transactions are committed in the order of the log, under the lock that moves it. An XA COMMIT
                          moves it as well, but its session commits later, by itself (MYSQL_BIN_LOG::
                          trx_group_commit_leader in sql/log.cc).
-    XA RECOVER           the transactions that are prepared (source.xa). Each stays there until the engine has committed
-                         it (trans_xa_commit in sql/xa.cc).
+    XA RECOVER           the transactions that are prepared (prepared_transactions). Each stays there until the engine
+                         has committed it (trans_xa_commit in sql/xa.cc).
 
 The answers with binlog_snapshot_* pass through variables that all sessions share, without a lock (set_status_variables
 in sql/log.cc): a session may be given the place that another one asked for at the same moment.
 tests/integration/test_read_views.py shows both on a real server: views that are older or newer than their place.
 Without a view that is harmless, as each is a place that the engine has reached. The place of a view is asked for until
 the answers agree.
+
+One event moves the place and commits nothing: Binlog_checkpoint, which the server writes some time after it has begun a
+log file, once everything in the former files is committed (write_binlog_checkpoint_event_already_locked in sql/log.cc).
+The transactions of this file may still be on their way. So a place at its end is in doubt if there are any. And a
+transaction that is committed after it was written moves the place back, to its own end.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pymysql
+from pymysql.constants import ER
 
 from cdc_core.model.position import Position
 from cdc_core.mysql.connections import answers
@@ -28,22 +36,33 @@ from cdc_core.source.transactions import prepared_transactions
 _AGREEING = 5
 _ASKED = 100
 """Of so many answers in all, so many in a row must agree."""
+_CHECKPOINT = "Binlog_checkpoint"
+_FIRST_EVENTS = 20
+"""Of a log file, with which it says of former ones: more than any has."""
 
 
 @answers("source")
-def committed(control: pymysql.Connection, timeline: int) -> Position:
-    """Everything before this place can be seen, except for what was prepared (XA). control: has no view."""
+def committed(control: pymysql.Connection, timeline: int) -> Position | None:
+    """Everything before this place can be seen, except for what was prepared (XA); None: in doubt until the next
+    transaction. control: has no view."""
     # File and offset of one answer may be two sessions'. Two such answers do not come one after the other.
-    return min(_asked(control, timeline), _asked(control, timeline))
+    place = min(_asked(control, timeline), _asked(control, timeline))
+    if _in_doubt(control, place):
+        return None
+    for kind, begin, end in _events(control, place, place.offset, _FIRST_EVENTS):
+        if kind != _CHECKPOINT or begin != place.offset:
+            break
+        place = replace(place, offset=end)
+    return place
 
 
 @answers("source")
 def place_of_view(reader: pymysql.Connection, timeline: int) -> Position | None:
-    """Of the view that is open; None if other sessions get between too often."""
+    """Of the view that is open; None if other sessions get between too often, or it is in doubt."""
     last, agreeing = _asked(reader, timeline), 1
     for _ in range(_ASKED):
         if agreeing == _AGREEING:
-            return last
+            return None if _in_doubt(reader, last) else last
         place = _asked(reader, timeline)
         agreeing = agreeing + 1 if place == last else 1
         last = place
@@ -60,6 +79,30 @@ def prepared(control: pymysql.Connection) -> frozenset[str]:
 def xa_commits(control: pymysql.Connection) -> int:
     """How many statements XA COMMIT have begun."""
     return int(query(control, "SHOW GLOBAL STATUS LIKE 'Com_xa_commit'")[0][1])
+
+
+def _in_doubt(session: pymysql.Connection, place: Position) -> bool:
+    """Whether a Binlog_checkpoint ends at the place, and transactions of the file are, or may be, before it."""
+    # Header, length and name of a log file, perhaps a checksum: https://mariadb.com/kb/en/binlog_checkpoint_event
+    for size in (19 + 4 + len(place.file) + 4, 19 + 4 + len(place.file)):
+        if _events(session, place, place.offset - size, 1) == [(_CHECKPOINT, place.offset - size, place.offset)]:
+            first = _events(session, place, 4, _FIRST_EVENTS)
+            before = [kind for kind, begin, _ in first if begin < place.offset]
+            return "Gtid" in before or not first or first[-1][2] < place.offset
+    return False
+
+
+def _events(session: pymysql.Connection, place: Position, begin: int, most: int) -> list[tuple[str, int, int]]:
+    """(type, where it begins and ends) of the events of the place's file from there on; [] where no event begins."""
+    sql = f"SHOW BINLOG EVENTS IN %s FROM {max(begin, 4)} LIMIT {most}"
+    try:
+        with session.cursor() as cursor:  # not `query`, which would connect again, without the view
+            cursor.execute(sql, (place.file,))
+            return [(as_text(kind), int(begin), int(end)) for _, begin, kind, _, end, _ in cursor.fetchall()]
+    except pymysql.err.MySQLError as error:
+        if error.args and error.args[0] == ER.ERROR_WHEN_EXECUTING_COMMAND:
+            return []
+        raise explained(error, sql) from None
 
 
 def _asked(session: pymysql.Connection, timeline: int) -> Position:

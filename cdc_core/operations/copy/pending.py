@@ -9,13 +9,12 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How, TableCoverage, lacks
-from cdc_core.operations.open_pipeline import OpenPipeline
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
     """A source table to copy. rows: the server's estimate, None where it is not known. how, cascaded: of its
-    coverage. asked: whether anything of it is missing or not."""
+    coverage. asked: whether anything of it is missing or not. begun: its copy is under way, or was interrupted."""
 
     name: str
     why: str
@@ -23,10 +22,11 @@ class PendingTable:
     how: How | None = None
     cascaded: bool = False
     asked: bool = False
+    begun: bool = False
 
     def copied_by_runs(self, pipeline: Pipeline) -> bool:
         """Whether `lockstep run` copies it: as the pipeline's policy for what is missing says."""
-        if self.how is How.ABANDONED:  # who gives up the log asks for it
+        if self.begun or self.how is How.ABANDONED:  # who gives up the log asks for it
             return True
         resync = pipeline.tables.on_unlogged_change == "resync"
         if self.how is How.UNLOGGED or (self.cascaded and self.how is not None and self.how.whole):
@@ -59,14 +59,15 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
             copy.rows_estimated,
             None if known is None else known.how,
             known is not None and known.cascaded,
+            begun=True,
         )
     return tuple(found[table] for table in sorted(found))
 
 
-def copied_by_runs(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
-    """The pending tables that the pipeline file has copied without being asked."""
-    found = pending(opened.meta, source, on_new=opened.pipeline.tables.on_new)
-    return tuple(one for one in found if one.copied_by_runs(opened.pipeline))
+def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]:
+    """The pending tables that runs copy without being asked, or finish."""
+    found = pending(meta, source, on_new=pipeline.tables.on_new)
+    return tuple(one for one in found if one.copied_by_runs(pipeline))
 
 
 def still_pending(meta: Meta, source: str, tables: Sequence[PendingTable]) -> tuple[PendingTable, ...]:
@@ -114,7 +115,6 @@ def _require_captured(name: str, source: str, coverage: TableCoverage) -> None:
             f"{lacks(name, source, coverage)}. Its changes are not staged, so a copy would be outdated at once.",
             where=name,
             code="table.not_captured",
-            remedy=f"for an isolated table, fix the cause, then `lockstep stage isolated --source {source} --clear "
-            f"{name}` (tables.on_unreadable: resync does that with each run); a table that the pipeline leaves out "
-            "must be captured (tables.include)",
+            remedy="an isolated table cannot be read even now: fix the cause (`lockstep stage isolated` names it), "
+            "then copy the table; one that the pipeline leaves out must be captured (tables.include)",
         )

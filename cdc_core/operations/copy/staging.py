@@ -6,14 +6,14 @@ what was decided before deciding anything else, so that no claim is ever in two 
 extractor's lease: the place of the batch is one that the chain has passed, and everything the log brought up to there
 is known.
 
-What the log has brought by then decides about a copy, which began where its last key was read (renewal.began_at):
+What the log has brought by then decides about a copy, which began where its last key was read (replacing.began_at):
 
     the coverage of the table                        the copy
     rows existed before the capture, or unknown      counts: the table is whole from the batch's place on
     whole: truncated or created since                is dropped: nothing is missing any more
-    whole before the copy began                      counts, and takes the place of the older rows (renewal)
+    whole before the copy began                      counts, and takes the place of the older rows (replacing)
     changes were missed (unlogged, captured again)
-        before the copy began                        counts, and takes the place of the older rows (renewal)
+        before the copy began                        counts, and takes the place of the older rows (replacing)
         since                                        is dropped: a chunk may have been read before them
     left out or isolated by now                      is dropped: changes are being missed
     begun under other rules for its rows             is dropped: a mask or a condition may be missing
@@ -26,19 +26,19 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from cdc_core.config import Pipeline
 from cdc_core.errors import LeaseLost
 from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.operations.copy import exact
-from cdc_core.operations.copy.renewal import began_at, begun_again
+from cdc_core.operations.copy.chunk_file import ChunkFiles
+from cdc_core.operations.copy.replacing import OpenFile, as_of, began_at, begun_again
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.source.capture import Capture
 from cdc_core.stage import manifest as manifests
@@ -84,40 +84,34 @@ def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Captu
     dropped: list[tuple[str, str]] = []
     due: list[tuple[TableCopy, list[ReadChunk]]] = []
     waiting: Position | None = None
-
-    def drop(table: str, why: str) -> None:
-        log.warning("%s: the copy of %s is dropped: %s", source, table, why)
-        opened.meta.copies.drop(lease, source, table)
-        dropped.append((table, why))
-
-    for copy in opened.meta.copies.find(source):
-        mine = [one for one in chunks if one.chunk.table == copy.table]
-        known = coverage.get(copy.table)
-        captured = capture.captures(copy.schema.database, copy.schema.table)
-        why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
-        if not why and captured and copy.rules and copy.rules != capture.rules_of(copy.schema):
-            why = "the pipeline's rules for the table have changed since it was begun"
-        if why:
-            drop(copy.table, why)
-        elif copy.complete and mine:
-            high = max(one.chunk.high for one in mine)
-            if high > place.position:
+    with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
+        stage = _Stage(opened, source, lease, place, coverage, capture, Path(scratch))
+        for copy in opened.meta.copies.find(source):
+            mine = [one for one in chunks if one.chunk.table == copy.table]
+            known = coverage.get(copy.table)
+            captured = capture.captures(copy.schema.database, copy.schema.table)
+            why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
+            if not why and captured and copy.rules and copy.rules != capture.rules_of(copy.schema):
+                why = "the pipeline's rules for the table have changed since it was begun"
+            high = max((one.chunk.high for one in mine), default=place.position)
+            if not why and copy.complete and mine and high > place.position:
                 waiting = high if waiting is None else max(waiting, high)
-            elif not copy.schema.key and _copied_at(known, place.position):
-                drop(copy.table, _SAME_PLACE)
-            elif (
-                at_place := mine
-                if copy.schema.key
-                else _moved_on(opened.pipeline, opened.store, lease, place, copy, mine)
-            ):
-                due.append((copy, at_place))
-            else:
-                drop(copy.table, "the table was redefined since it was read")
-    made = []
-    for manifest, done in _composed(opened.pipeline, opened.store, source, lease, place, due, coverage, capture):
-        counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
-        opened.meta.copied.decide(lease, manifest, done, exact=counted)
-        made.append(_finish(opened.meta, opened.store, lease, manifest))
+                continue
+            if not why and copy.complete and mine and not copy.schema.key:
+                why = _SAME_PLACE if _copied_at(known, place.position) else ""
+                mine = [] if why else stage.moved_on(copy, mine)
+                why = why or ("" if mine else "the table was redefined since it was read")
+            if why:
+                log.warning("%s: the copy of %s is dropped: %s", source, copy.table, why)
+                opened.meta.copies.drop(lease, source, copy.table)
+                dropped.append((copy.table, why))
+            elif copy.complete and mine:
+                due.append((copy, mine))
+        made = []
+        for manifest, done in stage.composed(due):
+            counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
+            opened.meta.copied.decide(lease, manifest, done, exact=counted)
+            made.append(_finish(opened.meta, opened.store, lease, manifest))
     return Staged(tuple(made), tuple(copy.table for copy, _ in due), waiting, tuple(dropped))
 
 
@@ -141,8 +135,8 @@ def stage_claims(
 ) -> Staged:
     """Stages rows that were looked up by key, all of them in one batch, or none.
 
-    They say nothing of other rows, so that the coverage of no table changes. None are staged while the chain has not
-    reached the high of each (`waiting`), or where the log has brought something of their tables that they do not show,
+    They say nothing of other rows, so that the coverage of no table changes. The chain has reached the high of each.
+    None are staged where the log has brought something of their tables that they do not show,
     or a purge has removed what it brought since (`dropped`): then they are read again. lease: the copier's. current:
     whether the table still has this definition; asked once the place of the batch is fixed, so that no definition comes
     after a later one in the chain.
@@ -162,12 +156,7 @@ def stage_claims(
     if dropped:
         return Staged(dropped=tuple(dropped))
     chunks = sorted((chunk for one in claims for chunk in one.chunks), key=lambda one: one.chunk.number)
-    if not chunks:
-        return Staged()
-    high = max(one.chunk.high for one in chunks)
-    if high > place.position:
-        return Staged(waiting=high)
-    manifest = _with(_empty(opened.pipeline, opened.store, source, lease, place), chunks, {})
+    manifest = _with(_empty(opened, source, lease, place), chunks, {})
     opened.meta.copied.decide(lease, manifest, ())
     return Staged((_finish(opened.meta, opened.store, lease, manifest),), tuple(one.schema.name for one in claims))
 
@@ -240,52 +229,64 @@ def _renews(coverage: TableCoverage | None) -> bool:
     return coverage is not None and (coverage.how is not How.EXISTING or coverage.cascaded_seq > 0)
 
 
-def _composed(
-    pipeline: Pipeline,
-    store: ObjectStore,
-    source: str,
-    lease: Lease,
-    place: Checkpoint,
-    due: Sequence[tuple[TableCopy, list[ReadChunk]]],
-    coverage: dict[str, TableCoverage],
-    capture: Capture,
-) -> list[tuple[Manifest, tuple[str, ...]]]:
-    """Manifests, each with its tables: whole tables until they have `limits.batch_mib`.
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Where copies join the chain. coverage: of the tables there. capture: the pipeline's rules. scratch: a folder."""
 
-    A table is never in two. Copied rows leave no gap in the chain where their manifest is lost; what says that the
-    table is whole is lost with it.
-    """
-    if not due:
-        return []
-    empty = _empty(pipeline, store, source, lease, place)
-    made: list[tuple[Manifest, tuple[str, ...]]] = []
-    chunks: list[ReadChunk] = []
-    copied: dict[str, TableCoverage] = {}
-    size_bytes = 0
-    for copy, mine in due:
-        known = coverage.get(copy.table)
-        whole = copied[copy.table] = _copied(copy, place, mine, known, capture.route)
-        if copy.schema.key and _renews(known):  # those of a table without a key always take the place of older rows
-            level = pipeline.stage.compression_level
-            mine = begun_again(
-                copy, mine, store=store, capture=capture, epoch=lease.epoch, ts_us=whole.ts_us, level=level
-            )
-        chunks += mine
-        size_bytes += sum(one.size_bytes for one in mine)
-        if size_bytes >= pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
-            made.append((_with(empty, chunks, copied), tuple(copied)))
-            chunks, copied, size_bytes = [], {}, 0
-    return made
+    opened: OpenPipeline
+    source: str
+    lease: Lease
+    place: Checkpoint
+    coverage: Mapping[str, TableCoverage]
+    capture: Capture
+    scratch: Path
+
+    def composed(self, due: Sequence[tuple[TableCopy, list[ReadChunk]]]) -> list[tuple[Manifest, tuple[str, ...]]]:
+        """Manifests, each with its tables: whole tables until they have `limits.batch_mib`.
+
+        A table is never in two. Copied rows leave no gap in the chain where their manifest is lost; what says that the
+        table is whole is lost with it.
+        """
+        made: list[tuple[Manifest, tuple[str, ...]]] = []
+        chunks: list[ReadChunk] = []
+        copied: dict[str, TableCoverage] = {}
+        size_bytes = 0
+        for copy, mine in due:
+            known = self.coverage.get(copy.table)
+            whole = copied[copy.table] = _copied(copy, self.place, mine, known, self.capture.route)
+            if copy.schema.key and _renews(known):  # those of a table without a key always take the place of older rows
+                mine = begun_again(copy, mine, whole.ts_us, self._open_file(copy))
+            chunks += mine
+            size_bytes += sum(one.size_bytes for one in mine)
+            if size_bytes >= self.opened.pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
+                empty = _empty(self.opened, self.source, self.lease, self.place)
+                made.append((_with(empty, chunks, copied), tuple(copied)))
+                chunks, copied, size_bytes = [], {}, 0
+        return made
+
+    def moved_on(self, copy: TableCopy, mine: Sequence[ReadChunk]) -> list[ReadChunk]:
+        """The claim of a table without a key, as of the place; [] if it was redefined since it was read."""
+        (one,) = mine
+        store, place = self.opened.store, self.place
+        empty = _empty(self.opened, self.source, self.lease, place)
+        chain = [batch for batch in manifests.chain(store, self.source) if batch.end.position <= place.position]
+        ts_us = max(place.watermark_us, one.chunk.ts_us)
+        moved = as_of(place, one, empty, chain, ts_us, self._open_file(copy), store)
+        return [] if moved is None else [moved]
+
+    def _open_file(self, copy: TableCopy) -> OpenFile:
+        files = ChunkFiles(self.opened, self.source, self.lease, self.capture, self.scratch)
+        return partial(files.chunk, copy.schema)
 
 
-def _empty(pipeline: Pipeline, store: ObjectStore, source: str, lease: Lease, place: Checkpoint) -> Manifest:
+def _empty(opened: OpenPipeline, source: str, lease: Lease, place: Checkpoint) -> Manifest:
     """A batch at the place, without chunks."""
-    newest = manifests.newest(store, source)
+    newest = manifests.newest(opened.store, source)
     isolated = {} if newest is None else dict(newest.isolated)
     moment_us = max(place.watermark_us - 1, place.floor_us, 0)
-    window = pipeline.windows.containing(moment_us)
+    window = opened.pipeline.windows.containing(moment_us)
     return Manifest(
-        pipeline=pipeline.pipeline,
+        pipeline=opened.name,
         source=source,
         epoch=lease.epoch,
         begin=place,
@@ -299,28 +300,6 @@ def _empty(pipeline: Pipeline, store: ObjectStore, source: str, lease: Lease, pl
         notes=notes(isolated),
         isolated=isolated,
     )
-
-
-def _moved_on(
-    pipeline: Pipeline, store: ObjectStore, lease: Lease, place: Checkpoint, copy: TableCopy, mine: list[ReadChunk]
-) -> list[ReadChunk]:
-    """The claim of a table without a key, as of the place; [] if it was redefined since it was read."""
-    (one,) = mine
-    empty = _empty(pipeline, store, copy.source, lease, place)
-    chain = [batch for batch in manifests.chain(store, copy.source) if batch.end.position <= place.position]
-    ts_us = max(place.watermark_us, one.chunk.ts_us)
-    with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
-        moved = exact.as_of(
-            place,
-            one,
-            empty,
-            chain,
-            store=store,
-            ts_us=ts_us,
-            level=pipeline.stage.compression_level,
-            scratch=Path(scratch),
-        )
-    return [] if moved is None else [moved]
 
 
 def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCoverage]) -> Manifest:

@@ -36,7 +36,7 @@ def due(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
             for table, one in meta.coverages.find(source).tables.items()
             if one.how is How.ISOLATED
         )
-    pending = (*copied_by_runs(opened, source), *again)
+    pending = (*copied_by_runs(meta, pipeline, source), *again)
     return tuple(one for one in pending if copied_table(source, one.name) not in refused)
 
 
@@ -80,7 +80,7 @@ def stage_read(opened: OpenPipeline, source: str, lease: Lease) -> Staged:
     Raises what `stage_due` raises.
     """
     with _kept(opened, source):
-        capture = Capture(opened.pipeline.tables, opened.pipeline.routes, opened.environ)
+        capture = Capture(opened.pipeline.tables, opened.pipeline.routes)
         return stage_due(opened, source, lease, capture=capture)
 
 

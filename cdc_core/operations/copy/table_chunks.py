@@ -10,39 +10,30 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cdc_core.errors import DefinitionChanged
-from cdc_core.meta import Lease, Meta, PlannedChunk, ReadChunk, TableCopy
-from cdc_core.model.batch import CopiedChunk
+from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
+from cdc_core.meta.table_copies import PlannedChunk
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.mysql.connections import SafeConnection
 from cdc_core.operations.copy import key_ranges
-from cdc_core.operations.copy.chunks import FIRST_ROWS, computed_end, end_of_chunk, size_of
-from cdc_core.operations.copy.pace import Pace
+from cdc_core.operations.copy.chunks import Pace, density_of, size_of
 from cdc_core.source.schemas.captured_definitions import table_schema
 
 log = logging.getLogger(__name__)
 
+
 _RESTARTS = 3
 """How often the copy of a table begins again in one call, because its definition changed meanwhile."""
 
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """What is to be copied. limit: the last key, () for a table without rows. low: of the read view that shows it, as
-    in TableCopy."""
-
-    limit: key_ranges.Key
-    low: Position | None
-
-
-Begin = Callable[[TableSchema], Extent]
+Begin = Callable[[TableSchema], tuple[key_ranges.Key, Position | None]]
+"""Returns the last key, () for a table without rows; and the low of the read view that shows it, as in TableCopy."""
 
 
 class TableChunks:
-    """table: (database, name). chunk_bytes, chunk_s: what a chunk should not exceed, in bytes and in time to read.
+    """table: (database, name). pace: of its chunks alone.
 
     require: raises Refused for a definition that is not copied. rules_of: as in Capture.
     """
@@ -54,8 +45,7 @@ class TableChunks:
         source: str,
         table: tuple[str, str],
         *,
-        chunk_bytes: int,
-        chunk_s: float,
+        pace: Pace,
         require: Callable[[TableSchema], None] = lambda _: None,
         rules_of: Callable[[TableSchema], str] = lambda _: "",
     ) -> None:
@@ -63,17 +53,15 @@ class TableChunks:
         self.readers = 0
         """At work on a chunk of it."""
         self.exhausted = False
-        """No chunk is left to take; those that are being read may come back."""
+        """No chunk is left to take."""
         self._meta = meta
         self._lease = lease
         self._source = source
-        self._pace = Pace(chunk_bytes, chunk_s, first_rows=FIRST_ROWS)
+        self._pace = pace
         self._require = require
         self._rules_of = rules_of
         self._lock = threading.Lock()
         self._copy: TableCopy | None = None
-        self._density = 0.0
-        """Rows for each key of the chunk that was read last; 0 where keys are not whole numbers."""
         self._restarts = 0
 
     @property
@@ -90,8 +78,7 @@ class TableChunks:
 
         begin: what a read view of the table shows.
 
-        Raises Refused (snapshot.not_copyable), RetryLater (table.redefined), and what servers and meta
-        raise.
+        Raises Refused (snapshot.not_copyable), RetryLater (table.redefined), and what servers and meta raise.
         """
         with self._lock:
             if self._copy is None and not self.exhausted:
@@ -107,9 +94,7 @@ class TableChunks:
                 self.exhausted = True
                 return None
             above = copy.planned or ()
-            through = computed_end(copy.schema, above, copy.limit, self._pace.rows, self._density)
-            if copy.limit and not through:
-                through = end_of_chunk(control, copy.schema, above, copy.limit, self._pace.rows)
+            through = self._pace.end(control, copy.schema, above, copy.limit)
             planned = self._meta.copies.plan_chunk(self._lease, self._source, self.name, copy.planned, through)
             self._copy = replace(copy, planned=through)
             return self._copy, planned
@@ -124,18 +109,10 @@ class TableChunks:
             copy = self._copy
             wanted = self._meta.copies.chunk_read(self._lease, self._source, one, size_bytes)
             if wanted and copy is not None:
-                self._density = _density_of(copy.schema, one.chunk)
+                self._pace.density = density_of(copy.schema, one.chunk.above, one.chunk.through, rows)
                 self._copy = replace(copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes)
             self._pace.read(rows, size_bytes, took_s)
             return wanted
-
-    def failed(self, chunk: PlannedChunk, error: BaseException) -> None:
-        """The chunk was not read. Raises RetryLater (lease.lost)."""
-        with self._lock:
-            self._meta.copies.leave_chunk(
-                self._lease, self._source, chunk.number, f"{type(error).__name__}: {error}"[:2000]
-            )
-            self.exhausted = False
 
     def begin_again(self, former: TableSchema) -> None:
         """The definition has changed from `former`: what was read of it is forgotten, once, whoever notices.
@@ -165,7 +142,7 @@ class TableChunks:
         self._require(schema)
         size = size_of(control, schema)
         self._pace.row_bytes = size.row_bytes
-        self._density = 0.0
+        self._pace.density = 0.0
         known = {copy.table: copy for copy in self._meta.copies.find(self._source)}.get(schema.name)
         rules = self._rules_of(schema)
         if known is not None and known.rules and known.rules != rules:
@@ -174,13 +151,7 @@ class TableChunks:
             if known.rows:
                 self._pace.row_bytes = known.size_bytes / known.rows
             return known
-        extent = begin(schema)
-        copy = TableCopy(self._source, schema, extent.limit, rows_estimated=size.rows, low=extent.low, rules=rules)
+        limit, low = begin(schema)
+        copy = TableCopy(self._source, schema, limit, rows_estimated=size.rows, low=low, rules=rules)
         self._meta.copies.begin(self._lease, copy)
         return copy
-
-
-def _density_of(schema: TableSchema, chunk: CopiedChunk) -> float:
-    if not (chunk.above and chunk.through and key_ranges.numbered(schema)):
-        return 0.0
-    return chunk.rows / max(1, int(chunk.through[0]) - int(chunk.above[0]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -29,9 +29,8 @@ _STATUS = "SHOW GLOBAL STATUS LIKE %s"
 class Throttle:
     """A context manager: it has connections to the replicas. mariadb: whether the source is one."""
 
-    def __init__(self, limits: Limits, environ: Mapping[str, str] | None, *, source: str, mariadb: bool) -> None:
+    def __init__(self, limits: Limits, *, source: str, mariadb: bool) -> None:
         self._limits = limits
-        self._environ = environ
         self._source = source
         self._mariadb = mariadb
         self._lock = threading.Lock()
@@ -106,7 +105,7 @@ class Throttle:
     def _lag(self, reference: str, _: pymysql.Connection) -> str:
         connection = self._replicas.get(reference)
         if connection is None or not connection.open:
-            address = connections.resolve(reference, self._environ)
+            address = connections.resolve(reference)
             connection = connections.connect(address, where=f"{self._source}: {reference}")
             self._opened.callback(connection.close)
             self._replicas[reference] = connection

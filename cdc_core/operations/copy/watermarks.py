@@ -6,11 +6,11 @@ Every transaction before `low` was visible to the read; none from `high` on was.
                           (WAIT_FOR_EXECUTED_GTID_SET: a transaction may reach the log before it can be seen)
     MariaDB, InnoDB       the end of what is staged, once the engine has passed it, and has ended the transactions (XA)
                           that were prepared then (`mariadb`)
-    otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot
+    otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot;
+                          so, too, while a MariaDB leaves in doubt how far its engine is
 
 A table without a key wants an exact view, which shows nothing from `low` on either. MariaDB says the place of START
-TRANSACTION WITH CONSISTENT SNAPSHOT; it is exact if no XA COMMIT was on its way. A MySQL with GTIDs gives one at a
-moment at which nothing is logged; where there is none, the table is locked.
+TRANSACTION WITH CONSISTENT SNAPSHOT; it is exact if no XA COMMIT was on its way. At a MySQL, the table is locked.
 
 Else `high` is the end of the log after the read: a server writes a transaction to its log before it can be seen.
 """
@@ -42,9 +42,8 @@ log = logging.getLogger(__name__)
 VISIBLE_WITHIN_S = 60.0
 """How long the server may take to commit in the engine what it has already sent in its log."""
 VISIBLE_PAUSE_S = 0.02
-QUIET_PAUSE_S = 0.001
-"""On a busy server the moments without a transaction are short."""
-QUIET_ATTEMPTS = 50
+XA_PAUSE_S = 0.001
+"""On a busy server the moments without an XA transaction are short."""
 LOCK_WAIT_S = 2
 LOCK_HELD_S = 2
 LOCK_PAUSE_S = 1.0
@@ -88,17 +87,13 @@ def read_view(
     transactional = is_transactional(kind)
     if exact:
         require_view(schema, kind)
-    quiet = _begin_while_quiet(reader, control, server, staged) if exact else None
-    if quiet is not None:
-        view = View(quiet, exact=True, server=server)
-    elif locked_for_copies(server, kind, keyed=not exact) or not (server.mariadb or staged.gtid_set):
+    locked = locked_for_copies(server, kind, keyed=not exact) or not (server.mariadb or staged.gtid_set)
+    if locked or (server.mariadb and not _await_committed(control, staged.position)):
         view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional, server=server)
     elif server.mariadb and exact:
         view = View(_begin_at_place(reader, control, staged), exact=True, server=server)
     else:
-        if server.mariadb:
-            _await_committed(control, staged.position)
-        elif not await_executed(control, staged.gtid_set, mariadb=False):
+        if not server.mariadb and not _await_executed(control, staged.gtid_set):
             raise _not_visible(str(staged.position))
         run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         view = View(staged.position, exact=False, server=server)
@@ -114,11 +109,21 @@ def high_of(connection: pymysql.Connection, view: View) -> Position:
     return view.low if view.exact else end_position(connection, view.low.timeline)
 
 
-def _await_committed(control: pymysql.Connection, place: Position) -> None:
-    """Until a view at a MariaDB shows everything that its log has before the place, and has had until now."""
-    if not _in_time(lambda: engine.committed(control, place.timeline) >= place):
+def _await_committed(control: pymysql.Connection, place: Position) -> bool:
+    """Until a view at a MariaDB shows everything that its log has before the place, and has had until now; False where
+    that is in doubt, and a lock must tell."""
+    seen: Position | None = None
+
+    def reached() -> bool:
+        nonlocal seen
+        seen = engine.committed(control, place.timeline)
+        return seen is None or seen >= place
+
+    if not _in_time(reached):
         raise _not_visible(str(place))
-    await_prepared(control)
+    if seen is not None:
+        await_prepared(control)
+    return seen is not None
 
 
 def await_prepared(control: pymysql.Connection) -> None:
@@ -141,7 +146,6 @@ def _begin_at_place(reader: pymysql.Connection, control: pymysql.Connection, sta
 
     It begins while no XA COMMIT is on its way: nothing was prepared, and none has begun since.
     """
-    _await_committed(control, staged.position)
     place: Position | None = None
 
     def begun() -> bool:
@@ -156,31 +160,11 @@ def _begin_at_place(reader: pymysql.Connection, control: pymysql.Connection, sta
             run(reader, "ROLLBACK")
         return place is not None
 
-    if not _in_time(begun, QUIET_PAUSE_S) or place is None:
+    if not _in_time(begun, XA_PAUSE_S) or place is None:
         raise _prepared(
             f"for {VISIBLE_WITHIN_S:.0f} s one was always under way; a table without a key is read while there is none"
         )
     return place
-
-
-def _begin_while_quiet(
-    reader: pymysql.Connection, control: pymysql.Connection, server: ServerFacts, staged: Checkpoint
-) -> Position | None:
-    """An exact view at a MySQL with GTIDs, begun while nothing is logged; None if something always is.
-
-    All that the log has is visible before the view begins, and when it has begun, the log still has nothing more.
-    """
-    if server.mariadb or server.gtid_mode != "ON":
-        return None
-    for _ in range(QUIET_ATTEMPTS):
-        place = end_position(control, staged.position.timeline)
-        await_logged(control, server)
-        run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-        if end_position(control, staged.position.timeline) == place:
-            return place
-        run(reader, "ROLLBACK")
-        time.sleep(QUIET_PAUSE_S)
-    return None
 
 
 def _in_time(done: Callable[[], bool], pause_s: float | None = None) -> bool:
@@ -202,20 +186,18 @@ def await_logged(control: pymysql.Connection, server: ServerFacts) -> None:
     if server.mariadb or server.gtid_mode != "ON":
         return
     logged = logged_gtids(control, mariadb=False)
-    if logged and not await_executed(control, logged, mariadb=False):
+    if logged and not _await_executed(control, logged):
         raise _not_visible("now")
 
 
 @answers("source")
-def await_executed(control: pymysql.Connection, gtids: str, *, mariadb: bool) -> bool:
-    """Waits until the engine shows these transactions; False if it does not within VISIBLE_WITHIN_S.
-
-    mariadb: at a replica, which alone counts what it has executed.
-    """
-    wait = "MASTER_GTID_WAIT" if mariadb else "WAIT_FOR_EXECUTED_GTID_SET"
+def _await_executed(control: pymysql.Connection, gtids: str) -> bool:
+    """Waits until the engine shows these transactions; False if it does not within VISIBLE_WITHIN_S."""
     # Each within the time after which a silent connection counts as lost (read_timeout_s).
     each_s = min(1.0, VISIBLE_WITHIN_S)
-    return _in_time(lambda: bool(query(control, f"SELECT {wait}(%s, %s)", (gtids, each_s))[0][0] == 0))
+    return _in_time(
+        lambda: bool(query(control, "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (gtids, each_s))[0][0] == 0)
+    )
 
 
 def _not_visible(place: str) -> RetryLater:
@@ -309,12 +291,12 @@ def _lock_lost(schema: TableSchema) -> RetryLater:
 
 def _may_not_lock(schema: TableSchema, said: str) -> Refused:
     return TableRefused(
-        f"The account may not lock {schema.name}. A copy needs that for a moment on a MySQL without GTIDs, and for a "
-        f"table without a key: {said}.",
+        f"The account may not lock {schema.name}. A copy needs that for a moment on a MySQL without GTIDs, for a table "
+        f"without a key, and sometimes on a MariaDB that has just begun a log file: {said}.",
         where=schema.name,
         code="connection.grant",
         remedy=f"on the source: GRANT LOCK TABLES ON {quote(schema.database)}.* TO the account; or, with a key, turn "
-        "GTIDs on",
+        "GTIDs on. At a MariaDB, its next transaction helps, too",
     )
 
 

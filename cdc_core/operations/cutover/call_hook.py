@@ -26,9 +26,12 @@ def main(reference: str, *options: str) -> int:
     told = {
         keyword: os.environ[f"LOCKSTEP_CUTOVER_{variable}"]
         for keyword, variable in (
-            ("phase", "PHASE"), ("cutover_id", "ID"), ("pipeline", "PIPELINE"), ("direction", "DIRECTION")
+            ("phase", "PHASE"),
+            ("cutover_id", "ID"),
+            ("pipeline", "PIPELINE"),
+            ("direction", "DIRECTION"),
         )
-    }  # fmt: skip
+    }
     try:
         answer = function(**told)
     except SystemExit:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cdc_core.errors import RetryLater
+
+log = logging.getLogger(__name__)
 
 
 class Laps:
@@ -70,7 +73,10 @@ class Clock:
             self._over = True
             releases = list(self._releases)
         for release in releases:
-            release()
+            try:
+                release()
+            except Exception:  # the rest lets writes continue, and is not lost; `require` ends the attempt
+                log.exception("not everything that stops writes was released")
 
     def end(self) -> None:
         """Nothing is released any more; what is being released is waited for."""
@@ -96,7 +102,7 @@ class Clock:
         return max(0.0, self._budget_s - self.stopped_s)
 
     def noted(self) -> dict[str, Any]:
-        """For the details of a cutover."""
+        """The clock as the details of a cutover have it."""
         steps = {step: round(seconds, 3) for step, seconds in self.laps.until_now().items()}
         return {"stopped_s": round(self.stopped_s, 3), "stop_steps_s": steps}
 

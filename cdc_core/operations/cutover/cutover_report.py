@@ -12,10 +12,10 @@ from cdc_core.meta import Cutover, Meta, Status
 from cdc_core.meta.health import Level, Problem, standing
 from cdc_core.meta.task_failures import RUN
 from cdc_core.model.readable import counted, duration, moment
-from cdc_core.model.windows import age_us, parse_moment, to_us
 from cdc_core.operations.cutover.cutover_states import HELD, OPEN, State
 from cdc_core.operations.cutover.hooks import Answer
-from cdc_core.operations.verify.modes import Mode, found_since
+from cdc_core.operations.cutover.valid_evidence import Summaries, ended_us, lacking
+from cdc_core.operations.verify.modes import Mode
 
 _SWITCHED = (State.SWITCHED, State.WATCH)
 LATE_S = 60.0
@@ -74,10 +74,15 @@ def left_alone(found: Cutover, *, stops: bool) -> Problem | None:
     else:
         return None
     return Problem(
-        Level.FAILED, f"cutover {pipeline}", f"No process is moving it, and it is {state}: {what}.",
-        where=f"cutover {found.cutover_id}", remedy=remedy, code=code, since_us=since_us or found.updated_us,
-        exit_class=DataAtRisk.exit_class, exit_code=DataAtRisk.exit_code,
-    )  # fmt: skip
+        Level.FAILED,
+        f"cutover {pipeline}",
+        f"No process is moving it, and it is {state}: {what}.",
+        where=f"cutover {found.cutover_id}",
+        remedy=remedy,
+        code=code,
+        since_us=since_us or found.updated_us,
+        kind=DataAtRisk,
+    )
 
 
 def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]:
@@ -121,26 +126,13 @@ def _behind(meta: Meta, status: Status) -> tuple[float, int]:
 
 def _proven(status: Status, oldest: str, switched_us: int) -> tuple[float | None, str]:
     """The age of the evidence, in seconds: of the target that was verified first. And what speaks against it; "" for
-    nothing. switched_us: what was verified before that says nothing of rows that the application has written since."""
-    known: dict[str, Mapping[str, Mapping[str, Any]]] = {one.target: {} for one in status.targets}
+    nothing. switched_us: as `since_us` in `lacking`."""
+    known: dict[str, Summaries] = {one.target: {} for one in status.targets}
     known |= {one.target: one.evidence for one in status.verifications}
-    full = [found[Mode.ORDERED] for found in known.values() if Mode.ORDERED in found]
-    if not full:
-        return None, "never verified"
-    ended_us = min(to_us(parse_moment(str(one["ended"]))) for one in full)
-    spent_us = status.now_us - ended_us
-    lacking = [target for target, found in known.items() if Mode.ORDERED not in found]
-    if lacking:
-        doubt = f"{', '.join(lacking)} never verified"
-    elif not all(one["equal"] is True for one in full):
-        doubt = "not equal"
-    elif ended_us < switched_us:
-        doubt = "not verified since the switch"
-    elif spent_us > age_us(oldest):
-        doubt = f"which is too old (cutover.evidence: {oldest})"
-    else:
-        doubt = next(filter(None, map(found_since, known.values())), "")
-    return spent_us / 1e6, doubt
+    ended = [ended_us(found[Mode.ORDERED]) for found in known.values() if Mode.ORDERED in found]
+    why = {target: lacking(found, oldest, status.now_us, since_us=switched_us) for target, found in known.items()}
+    doubt = next((f"{target}: {one}" for target, one in why.items() if one), "" if known else "never verified")
+    return ((status.now_us - min(ended)) / 1e6 if ended else None), doubt
 
 
 def expected_stop(earlier: Cutover | None) -> tuple[float | None, str]:
@@ -158,7 +150,7 @@ def expected_stop(earlier: Cutover | None) -> tuple[float | None, str]:
 
 
 def clock_line(document: Mapping[str, Any]) -> str:
-    """For how long writes are, or were, stopped, and what for; "" if they were not."""
+    """How long writes are, or were, stopped, and what for, for people; "" if they were not."""
     budget = f"of at most {document['budget_s']:g} s"
     if document["stopping_s"] is not None:
         return f"writes have been stopped for {document['stopping_s']:.1f} s {budget}"

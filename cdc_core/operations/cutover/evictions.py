@@ -9,7 +9,7 @@ has changed: all of them are rolled back. One whose session is alive belongs to 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,9 @@ from cdc_core import config
 from cdc_core.errors import Refused
 from cdc_core.mysql.connections import SafeConnection, connect, is_mariadb, resolve, shown
 from cdc_core.mysql.server_errors import number_of
+from cdc_core.operations.cutover.work import CutoverWork, Tables
 from cdc_core.source.transactions.prepared_transactions import prepared
+from cdc_core.targets.bookkeeping.patience import Patience
 from cdc_core.targets.reading.target_faults import translated
 
 _PAUSE_S = 0.2
@@ -41,20 +43,27 @@ WHERE trx_rows_modified > 0 AND trx_mysql_thread_id NOT IN (0, CONNECTION_ID())
 """
 
 
-def evict(
-    options: config.CutoverOptions,
-    reference: str,
-    tables: Sequence[tuple[str, str]],
-    environ: Mapping[str, str] | None = None,
-) -> tuple[str, ...]:
+def patience(work: CutoverWork, tables: Tables, seconds: float) -> Patience:
+    """With transactions that use the old tables. Then they are ended, where the policy says so."""
+
+    def end(reference: str) -> bool:
+        ended = evict(work.options, reference, tables.sources[reference])
+        for one in ended:
+            work.opened.progress.note(f"{reference}: ended {one}")
+        return bool(ended)
+
+    return Patience(seconds, end)
+
+
+def evict(options: config.CutoverOptions, reference: str, tables: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Ends what the policy allows of the transactions at a server; for people, what was ended.
 
-    Raises Refused (connection.grant), and what connecting and target.faults raise.
+    Raises Refused (connection.grant), and what connecting and target_faults raise.
     """
     ended: list[str] = []
     if options.open_transactions == "wait" and options.prepared_transactions == "wait":
         return ()
-    with _session(reference, environ) as session, session.cursor() as cursor:
+    with _session(reference) as session, session.cursor() as cursor:
         mariadb = is_mariadb(session)
         if options.open_transactions == "kill":
             ended += _killed(cursor, tables, mariadb=mariadb)
@@ -63,14 +72,12 @@ def evict(
     return tuple(ended)
 
 
-def evict_left_prepared(
-    options: config.CutoverOptions, reference: str, environ: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
+def evict_left_prepared(options: config.CutoverOptions, reference: str) -> tuple[str, ...]:
     """Rolls back what stays prepared at a MariaDB for cutover.patience_s, where the policy says so: beside it no row
     can be compared (snapshot.blocked), so that no lock would ever wait for it. For people, what was ended. Raises as
     `evict`.
     """
-    with _session(reference, environ) as session, session.cursor() as cursor:
+    with _session(reference) as session, session.cursor() as cursor:
         if not is_mariadb(session):
             return ()
         left, end_s = prepared(session, mariadb=True), time.monotonic() + options.patience_s
@@ -81,8 +88,8 @@ def evict_left_prepared(
 
 
 @contextmanager
-def _session(reference: str, environ: Mapping[str, str] | None) -> Iterator[SafeConnection]:
-    with connect(resolve(reference, environ), where=reference) as session:
+def _session(reference: str) -> Iterator[SafeConnection]:
+    with connect(resolve(reference), where=reference) as session:
         try:
             yield session
         except pymysql.err.MySQLError as error:

@@ -5,7 +5,6 @@ nothing has happened.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from cdc_core.errors import RetryLater
@@ -13,12 +12,12 @@ from cdc_core.model.position import Position
 from cdc_core.operations.cutover.catching_up import catch_up
 from cdc_core.operations.cutover.clock import Clock, Laps
 from cdc_core.operations.cutover.cutover_states import State
-from cdc_core.operations.cutover.evictions import evict
+from cdc_core.operations.cutover.evictions import patience
 from cdc_core.operations.cutover.locks import locked
 from cdc_core.operations.cutover.moving import Moving
 from cdc_core.operations.cutover.preparing import undisturbed
 from cdc_core.operations.cutover.proof import Proof, Prover, Since
-from cdc_core.operations.cutover.readiness import raise_ids, require_ids
+from cdc_core.operations.cutover.readiness import raise_ids
 from cdc_core.operations.cutover.undoing import fenced_in, note
 from cdc_core.operations.cutover.unstaged import StagedTables
 from cdc_core.operations.cutover.work import CutoverWork, Tables
@@ -43,7 +42,7 @@ def held(
     """From STOPPED to ARMED; a rehearsal to PROVED, and back to CHASE. Whether it is armed. seen: as in `undisturbed`.
     Raises whatever stops it; the caller undoes what was done."""
     work, options = moving.work, moving.work.options
-    raise_ids(tables.pairs, work.opened.environ)  # the application may have used up the headroom during the chase
+    raise_ids(tables.pairs)  # the application may have used up the headroom during the chase
     laps = clock.laps
     moving.to(State.STOPPED)
     if options.stop_with is not None:
@@ -55,9 +54,11 @@ def held(
     held_s = options.budget_s + _HELD_BEYOND_S
     patience_s = options.patience_s if options.stop_with is None else min(options.patience_s, round(clock.left_s, 1))
     with locked(
-        tables.sources, patience_s=patience_s, held_s=held_s, environ=work.opened.environ,
-        taking=clock.release_first, ending=partial(_ended, work, tables),
-    ) as locks:  # fmt: skip
+        tables.sources,
+        patience=patience(work, tables, patience_s),
+        held_s=held_s,
+        taking=clock.release_first,
+    ) as locks:
         if options.stop_with is None:
             clock.begin(moving.let_continue)
         clock.require("the last run")
@@ -69,7 +70,7 @@ def held(
         moving.to(State.DRAINED)
         proofs = [one.prove(since[target.name], still=True) for target, one in zip(work.targets, provers, strict=True)]
         laps.begin("ids")
-        require_ids(tables.pairs, work.opened.environ)
+        raise_ids(tables.pairs)  # for the last time: the old tables give out none any more
         clock.require("arming the way back")
         moving.to(
             State.PROVED,
@@ -84,25 +85,12 @@ def held(
         _arm(moving, tables, laps)
         laps.begin("gates")
         clock.require("closing the gates")
-        close_gates(tables.sources, work.opened.name, moving.token, work.opened.environ)
+        close_gates(tables.sources, work.opened.name, moving.token)
         if not locks.held():
             clock.require("closing the gates")
             raise _slipped(work, "The locks had ended before the gates closed: writes may have been made in between.")
     laps.begin("last look")
-    require_gates(tables.sources, work.opened.environ)
-    # The cutover of another pipeline may run beside this one.
-    require_not_left(tables.sources, work.opened.environ, but=moving.token)
-    slipped = written_since(work, done.reached)
-    if slipped:
-        raise _slipped(
-            work,
-            f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
-        )
-    unstaged = StagedTables(work.pipeline, work.targets, work.meta).missed(done.reached, work.opened.store)
-    if unstaged:
-        raise _slipped(
-            work, f"Changes may have been made after the final position, which no staged change shows: {unstaged}."
-        )
+    _require_nothing_slipped(moving, tables, done.reached)
     if seen is not None:  # no lock keeps TRUNCATE from the tables that the application comes back to
         laps.begin("old log")
         seen = undisturbed(work, seen)
@@ -112,6 +100,26 @@ def held(
     return True
 
 
+def _require_nothing_slipped(moving: Moving, tables: Tables, reached: Mapping[str, Position]) -> None:
+    """Once the gates are closed. Raises DataAtRisk (cutover.gates_gone), Refused (cutover.left_before), RetryLater
+    (cutover.slipped), and what reading the log raises."""
+    work = moving.work
+    require_gates(tables.sources)
+    # The cutover of another pipeline may run beside this one.
+    require_not_left(tables.sources, but=moving.token)
+    slipped = written_since(work, reached)
+    if slipped:
+        raise _slipped(
+            work,
+            f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
+        )
+    unstaged = StagedTables(work.pipeline, work.targets, work.meta).missed(reached, work.opened.store)
+    if unstaged:
+        raise _slipped(
+            work, f"Changes may have been made after the final position, which no staged change shows: {unstaged}."
+        )
+
+
 def _slipped(work: CutoverWork, what: str) -> RetryLater:
     return RetryLater(
         what,
@@ -119,13 +127,6 @@ def _slipped(work: CutoverWork, what: str) -> RetryLater:
         code="cutover.slipped",
         remedy="nothing was switched. Raise cutover.budget_s, or stop the application by cutover.stop_with",
     )
-
-
-def _ended(work: CutoverWork, tables: Tables, reference: str) -> bool:
-    ended = evict(work.options, reference, tables.sources[reference], work.opened.environ)
-    for one in ended:
-        work.opened.progress.note(f"{reference}: ended {one}")
-    return bool(ended)
 
 
 def written_since(work: CutoverWork, reached: Mapping[str, Position]) -> int:

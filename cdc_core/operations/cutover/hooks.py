@@ -66,9 +66,9 @@ def variables(phase: str, cutover_id: str, pipeline: str, targets: Iterable[str]
     }
 
 
-def stop(command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None) -> None:
+def stop(command: Hook, told: Mapping[str, str], timeout_s: float) -> None:
     """Stops or releases the application's writes. Raises Refused (hook.missing), RetryLater (hook.failed)."""
-    code, said = _run(command, told, timeout_s, environ)
+    code, said = _run(command, told, timeout_s)
     if code != 0:
         raise RetryLater(
             f"cutover.stop_with ended with {_ended(code)} (phase {told['LOCKSTEP_CUTOVER_PHASE']}): {said}",
@@ -78,30 +78,33 @@ def stop(command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapp
         )
 
 
-def switch(
-    command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
-) -> tuple[Answer, str]:
+def switch(command: Hook, told: Mapping[str, str], timeout_s: float) -> tuple[Answer, str]:
     """Switches the application; the answer, and what the command said. Raises Refused (hook.missing) for a command that
     could not be called at all."""
-    code, said = _run(command, told, timeout_s, environ)
+    code, said = _run(command, told, timeout_s)
     answer = {0: Answer.SWITCHED, NOT_SWITCHED: Answer.NOT_SWITCHED}.get(-1 if code is None else code, Answer.UNKNOWN)
     return answer, f"{_ended(code)}{f': {said}' if said else ''}"
 
 
-def require_callable(hook: Hook, environ: Mapping[str, str] | None) -> None:
+def require_callable(hook: Hook) -> None:
     """Looks for a command, or loads a function, as a call would, and calls neither. Raises Refused (hook.missing)."""
     if isinstance(hook, str):
         try:
             (program, *_) = _argv(hook)
         except ValueError as error:  # a quotation mark without another one, or nothing
             raise _not_run(str(error), "cutover.switch_with, cutover.stop_with") from None
-        if shutil.which(program, path=(os.environ if environ is None else environ).get("PATH")) is None:
+        if shutil.which(program, path=os.environ.get("PATH")) is None:
             raise _not_run(f"there is no program {program}", "cutover.switch_with, cutover.stop_with")
         return
     done = subprocess.run(
-        [*_argv(hook), ONLY_LOAD], env=os.environ if environ is None else environ, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
-    )  # fmt: skip
+        [*_argv(hook), ONLY_LOAD],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode != 0:
         raise Refused(
             f"The function {hook.python} cannot be loaded: {_shortened(done.stdout)}",
@@ -132,18 +135,20 @@ def _ended(code: int | None) -> str:
     return "no answer in time" if code is None else f"code {code}"
 
 
-def _run(
-    command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
-) -> tuple[int | None, str]:
+def _run(command: Hook, told: Mapping[str, str], timeout_s: float) -> tuple[int | None, str]:
     """The code of its end, None if it had to be ended, and what it said last."""
     told = {**told, "LOCKSTEP_CUTOVER_TIMEOUT_S": f"{timeout_s:.1f}"}
     # A file, and not a pipe, which would not end before what the command leaves running, such as a proxy.
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
-                _argv(command), env={**(os.environ if environ is None else environ), **told}, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                _argv(command),
+                env={**os.environ, **told},
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         except (OSError, ValueError, IndexError) as error:
             where = f"cutover.{'switch' if told['LOCKSTEP_CUTOVER_PHASE'] == SWITCH else 'stop'}_with"
             raise _not_run(getattr(error, "strerror", None) or str(error), where) from None

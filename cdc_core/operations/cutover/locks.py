@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pymysql
@@ -23,6 +23,7 @@ from cdc_core.errors import RetryLater
 from cdc_core.mysql.connections import SafeConnection, connect, quote, resolve
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.targets.bookkeeping.gates import Places
+from cdc_core.targets.bookkeeping.patience import Patience
 from cdc_core.targets.reading.target_faults import translated, translating
 
 LOCK_WAIT_S = 2
@@ -38,9 +39,9 @@ class Locks:
         self._sessions: dict[str, SafeConnection] = {}
         self._alone = threading.Lock()
 
-    def connect(self, held_s: float, environ: Mapping[str, str] | None) -> None:
+    def connect(self, held_s: float) -> None:
         for reference in self._places:
-            self._sessions[reference] = session = connect(resolve(reference, environ), where=reference)
+            self._sessions[reference] = session = connect(resolve(reference), where=reference)
             with translating(reference), session.cursor() as cursor:
                 cursor.execute("SET SESSION autocommit = 0, innodb_table_locks = 1")
                 cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
@@ -105,34 +106,24 @@ class Locks:
 def locked(
     places: Places,
     *,
-    patience_s: float,
+    patience: Patience,
     held_s: float,
-    environ: Mapping[str, str] | None = None,
     taking: Callable[[Callable[[], None]], None] = lambda release: None,
-    ending: Callable[[str], bool] = lambda reference: False,
 ) -> Iterator[Locks]:
-    """Locks all tables against writes, for the block. patience_s: how long transactions under way are waited for,
+    """Locks all tables against writes, for the block. patience: with transactions under way, which are waited for
     LOCK_WAIT_S at a time, for others queue behind the request. held_s: after which a server frees the locks of a
     process that says nothing. taking: receives what releases them, before the first is taken.
-    ending: ends transactions at a server, once, when they were waited for in vain; whether it has ended any.
 
     Raises RetryLater (cutover.locked), and what connections.connect raises.
     """
-    end_s = time.monotonic() + patience_s
     locks = Locks(places)
     try:
-        locks.connect(held_s, environ)
+        locks.connect(held_s)
         taking(locks.release)
-        asked: set[str] = set()
         while (busy := locks.take()) is not None:
-            if time.monotonic() >= end_s and busy not in asked:
-                asked.add(busy)
-                if ending(busy):
-                    end_s = time.monotonic() + LOCK_WAIT_S  # they are being rolled back
-            if time.monotonic() >= end_s:
+            if patience.is_over(busy):
                 raise RetryLater(
-                    f"The tables could not be locked within {patience_s:g} s: transactions that wrote to them are "
-                    "still open.",
+                    "The tables could not be locked in time: transactions that wrote to them are still open.",
                     where=busy,
                     code="cutover.locked",
                     remedy="nothing has happened. End long and prepared transactions (XA RECOVER), give them more "

@@ -28,7 +28,7 @@ from cdc_core.operations.cutover import hooks
 from cdc_core.operations.cutover.chase import chase
 from cdc_core.operations.cutover.clock import Clock
 from cdc_core.operations.cutover.cutover_states import OPEN, State
-from cdc_core.operations.cutover.evictions import evict_left_prepared
+from cdc_core.operations.cutover.evictions import evict_left_prepared, patience
 from cdc_core.operations.cutover.hold import held
 from cdc_core.operations.cutover.hooks import Answer
 from cdc_core.operations.cutover.moving import Moving, open_cutover, require_its_target, require_no_other, taken_up
@@ -95,10 +95,10 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
             for target, one in zip(work.targets, provers, strict=True):
                 if not since[target.name].tables >= set(one.feeding):  # some are new
                     since = {**since, target.name: verified(work, target)}
-            require_gates(tables.targets, work.opened.environ)
+            require_gates(tables.targets)
             found = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
             moving.to(State.CHASE, tables=noted(tables), findings=found, left=None)
-            for name in raise_ids(tables.pairs, work.opened.environ):
+            for name in raise_ids(tables.pairs):
                 work.opened.progress.note(f"raised AUTO_INCREMENT of {name}")
             try:
                 since = chase(moving, provers, since, chase_end_s)
@@ -106,7 +106,7 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 require_unrefuted(work)
                 if not rehearse:
                     moving.require()  # another process may have let the way back in during this chase
-                    make_gates(tables.sources, work.opened.environ, patience_s=work.options.patience_s)
+                    make_gates(tables.sources, patience(work, tables, work.options.patience_s))
                     work.way_back.keep_out()
                 with _stopped(moving) as clock:
                     armed = held(moving, provers, tables, since, seen, clock, rehearse=rehearse)
@@ -137,9 +137,9 @@ def _end_left_prepared(work: CutoverWork) -> None:
         return
     job = work.jobs[work.targets[0].name]
     with open_sources(job) as sources:  # the servers that are read: what is prepared at a replica is not ours to end
-        references = {reference_of(job.pipeline, source, job.opened.environ) for source in sources}
+        references = {reference_of(job.pipeline, source) for source in sources}
     for reference in sorted(references):
-        for ended in evict_left_prepared(work.options, reference, work.opened.environ):
+        for ended in evict_left_prepared(work.options, reference):
             work.opened.progress.note(f"{reference}: ended {ended}")
 
 
@@ -162,12 +162,11 @@ def _stopped(moving: Moving) -> Iterator[Clock]:
 def _opened(moving: Moving, tables: Tables, clock: Clock) -> None:
     """The new tables are open, and it is written down that the hook is called. Meta may be slow: the budget is asked
     after that."""
-    work = moving.work
-    gated = gated_tables(tables.targets, work.opened.environ)  # by an earlier cutover
+    gated = gated_tables(tables.targets)  # by an earlier cutover
     moving.to(State.ARMED, opened=_of(tables.targets, gated))
     if gated:
         clock.laps.begin("new gates")
-        open_gates(tables.targets, work.opened.environ)
+        open_gates(tables.targets)
     clock.laps.begin("note")
     moving.to(State.SWITCHING, patience_s=clock.left_s, **clock.noted())
     clock.decide("the call of cutover.switch_with")
@@ -200,9 +199,7 @@ def _switched(moving: Moving) -> Cutover:
     command = work.options.switch_with
     assert command is not None
     try:
-        answer, said = hooks.switch(
-            command, hook_variables(work, moving.cutover, hooks.SWITCH), work.options.hook_s, work.opened.environ
-        )
+        answer, said = hooks.switch(command, hook_variables(work, moving.cutover, hooks.SWITCH), work.options.hook_s)
     except Refused as error:
         moving.to(State.SWITCHING, answer=str(Answer.NOT_SWITCHED), said=str(error))
         _not_switched(moving, "the command could not be run", called=False)
@@ -277,7 +274,7 @@ def _finished(moving: Moving) -> Cutover:
         tables = read(moving.cutover.details["tables"])
         moving.require()
         sources = [one.name for one in pipeline.sources]
-        for target in pipeline.targets:
+        for target in pipeline.databases:
             named = fenced_in(target, tables)
             patiently(partial(take_over, target, named, sources), work.opened.progress.note)
             patiently(partial(admit, target, named, pipeline.pipeline, work.pair), work.opened.progress.note)
@@ -407,7 +404,7 @@ def complete(work: CutoverWork, lease: Lease) -> Cutover:
     lost = unless_it_fails(
         work,
         "whether gates are closed is not known",
-        partial(lost_gates, _left_places(moving.cutover), work.opened.environ),
+        partial(lost_gates, _left_places(moving.cutover)),
         None,
     )
     if lost is not None:

@@ -61,7 +61,7 @@ def taken_up(work: CutoverWork, lease: Lease, *, rehearsal: bool) -> Cutover:
         require_its_target(work, known)
         return known
     if known is not None and known.state == State.COMPLETE:
-        require_not_left(_still_read(work.pipeline, read(known.details["tables"]).sources), work.opened.environ)
+        require_not_left(_still_read(work.pipeline, read(known.details["tables"]).sources))
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
     identity = hashlib.sha256(f"{work.opened.name}/{now}".encode()).hexdigest()[:16]
@@ -152,8 +152,10 @@ class Moving:
             there = self.work.meta.cutovers.latest(self.cutover.pipeline)
             made = {**self.cutover.details, **details}
             if there is None or (there.cutover_id, there.state, there.details) != (
-                self.cutover.cutover_id, state, json.loads(json.dumps(made)),
-            ):  # fmt: skip
+                self.cutover.cutover_id,
+                state,
+                json.loads(json.dumps(made)),
+            ):
                 raise
             return there
 
@@ -168,7 +170,7 @@ class Moving:
         with self._at_the_hook:
             self._released = False
             told = hook_variables(self.work, self.cutover, hooks.STOP)
-            hooks.stop(command, told, timeout_s, self.work.opened.environ)
+            hooks.stop(command, told, timeout_s)
 
     def release(self) -> None:
         """Lets the application write, if it was told to stop; once, and not before the hook has ended that stops it.
@@ -257,6 +259,5 @@ class Moving:
             self.cutover = there
 
     def require(self) -> None:
-        """Before a step beside meta: raises RetryLater (lease.lost) if another process may be at
-        it."""
+        """Before a step beside meta: raises RetryLater (lease.lost) if another process may be at it."""
         self.to(self.state, error=self.cutover.error)

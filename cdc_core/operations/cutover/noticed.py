@@ -62,7 +62,7 @@ def of_people(triggers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _order(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
-    """By `SELECT *`, and by an INSERT that names no columns."""
+    """The order of columns: `SELECT *` shows it, and so does an INSERT that names no columns."""
     here = [one.name.lower() for one in old.columns if not one.invisible and one.name != VERSION_COLUMN]
     there = [one.name.lower() for one in new.columns if not one.invisible]
     both = [name for name in here if name in there], [name for name in there if name in here]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cdc_core import config
-from cdc_core.config import WAY_BACK_SUFFIX, Pipeline
+from cdc_core.config import WAY_BACK_SUFFIX, Pipeline, back_file
 from cdc_core.meta import Meta
 from cdc_core.operations.apply.jobs import Spark
 from cdc_core.operations.cutover.way_back import ExistingWayBack, NewWayBack
@@ -25,8 +25,8 @@ def work_of(opened: OpenPipeline, spark: Spark, file: Path, target: str | None) 
     Raises UsageError (usage.argument) if the pipeline has several targets and none is named.
     """
     forward = _forward_of(opened.pipeline, file)
-    one = opened.pipeline.one_target
-    targets = opened.pipeline.targets if forward is not None else (one(target, "lockstep cutover"),)
+    one = opened.pipeline.one_database
+    targets = opened.pipeline.databases if forward is not None else (one(target, "lockstep cutover"),)
     jobs = {one.name: VerifyJob(opened, one) for one in targets}
     way_back: WayBack
     if forward is None:
@@ -35,11 +35,6 @@ def work_of(opened: OpenPipeline, spark: Spark, file: Path, target: str | None) 
         return
     there = replace(opened, pipeline=forward, meta=opened.meta.of(forward.pipeline), store=open_stage(forward.stage))
     yield CutoverWork(opened, spark, tuple(targets), jobs, ExistingWayBack(there), back=True)
-
-
-def back_file(file: Path) -> Path:
-    """The file of the pipeline that carries changes back."""
-    return file.with_name(f"{file.stem}{WAY_BACK_SUFFIX}{file.suffix}")
 
 
 def _forward_of(pipeline: Pipeline, file: Path) -> Pipeline | None:

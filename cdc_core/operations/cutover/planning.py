@@ -72,6 +72,14 @@ def plan(work: CutoverWork) -> CutoverPlan:
         whole = one.document is not None and Since.of_evidence(one.document).tables >= feeding[target]
         ended.append(str(one.document["ended"]) if one.document is not None and whole else "")
     return CutoverPlan(
-        work.opened.name, ", ".join(one.name for one in work.targets), tables, work.way_back.name,
-        min(ended) or None, before.why, work.options.budget_s, expected_s, stop, findings,
-    )  # fmt: skip
+        work.opened.name,
+        ", ".join(one.name for one in work.targets),
+        tables,
+        work.way_back.name,
+        min(ended) or None,
+        before.why,
+        work.options.budget_s,
+        expected_s,
+        stop,
+        findings,
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from cdc_core.config import Target
-from cdc_core.errors import DataAtRisk, LockstepError, UsageError
+from cdc_core.config import MysqlTarget
+from cdc_core.errors import LockstepError, UsageError
 from cdc_core.model.position import Position
-from cdc_core.model.windows import parse_moment, to_us
 from cdc_core.operations.check.findings import CheckFinding, Findings
 from cdc_core.operations.cutover.catching_up import catch_up
 from cdc_core.operations.cutover.cutover_states import State
@@ -16,8 +16,12 @@ from cdc_core.operations.cutover.hooks import require_callable
 from cdc_core.operations.cutover.proof import Since, verify_again
 from cdc_core.operations.cutover.readiness import failed, look
 from cdc_core.operations.cutover.unstaged import StagedTables
-from cdc_core.operations.cutover.valid_evidence import Evidence, newest_evidence, verified_now
+from cdc_core.operations.cutover.valid_evidence import found_since, lacking
 from cdc_core.operations.cutover.work import CutoverWork, Tables
+from cdc_core.operations.verify import evidence
+from cdc_core.operations.verify.modes import Mode
+from cdc_core.operations.verify.verifier import verify_target
+from cdc_core.operations.verify.verify_job import config_digest
 from cdc_core.targets.bookkeeping.indexes import settle, with_due
 
 
@@ -33,7 +37,16 @@ def require_hooks(work: CutoverWork) -> None:
         )
     for hook in (work.options.switch_with, work.options.stop_with):
         if hook is not None:
-            require_callable(hook, work.opened.environ)
+            require_callable(hook)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """document: of a full verification that counts; None: there is none. why: what speaks against the latest one, for
+    people; "" if it is only missing or old."""
+
+    document: Mapping[str, Any] | None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +72,24 @@ class Prepared:
 
 
 def known(work: CutoverWork) -> Known:
-    """Of a way back, reads the log of the old tables up to now."""
+    """For a way back: reads the log of the old tables up to now."""
     disturbed = work.way_back.disturbed()
-    found = {
-        one.name: Evidence(None, disturbed.why) if disturbed.why else _not_outdated(work, one) for one in work.targets
-    }
+    found = {one.name: Evidence(None, disturbed.why) if disturbed.why else _earlier(work, one) for one in work.targets}
     return Known(found, disturbed.seen)
 
 
-def _not_outdated(work: CutoverWork, target: Target) -> Evidence:
-    """The newest evidence, unless rows may have changed since then unseen."""
-    found = newest_evidence(work, target.name)
+def _earlier(work: CutoverWork, target: MysqlTarget) -> Evidence:
+    """What was verified before, unless it does not count, or rows may have changed since then unseen."""
+    found = work.meta.verifications.evidence(target.name)
     led = work.meta.cutovers.latest(work.way_back.name)
-    came_us = led.at_us(State.SWITCHED) if led is not None else None
-    if found.document is None or to_us(parse_moment(found.document["ended"])) < (came_us or 0):
-        return Evidence(None, found.why)  # when it was made, the application wrote elsewhere
+    since_us = (led.at_us(State.SWITCHED) if led is not None else None) or 0
+    definition = config_digest(work.pipeline)
+    if lacking(found, work.options.evidence, work.meta.now_us(), since_us=since_us, definition=definition):
+        return Evidence(None, found_since(found))
+    document = evidence.read(work.opened.store, found[Mode.ORDERED]["path"])
     staged = StagedTables(work.pipeline, [target], work.meta)
-    why = staged.missed(Since.of_evidence(found.document).places, work.opened.store)
-    return Evidence(None, why) if why else found
+    why = staged.missed(Since.of_evidence(document).places, work.opened.store)
+    return Evidence(None if why else document, why)
 
 
 def prepare(work: CutoverWork) -> Prepared:
@@ -91,8 +104,8 @@ def prepare(work: CutoverWork) -> Prepared:
         work.opened.progress.note(f"no earlier evidence counts: {before.why}")
     found = {}
     for target in work.targets:
-        evidence = before.evidence[target.name].document
-        found[target.name] = verified(work, target) if evidence is None else Since.of_evidence(evidence)
+        earlier = before.evidence[target.name].document
+        found[target.name] = verified(work, target) if earlier is None else Since.of_evidence(earlier)
     return Prepared(found, before.seen)
 
 
@@ -102,7 +115,7 @@ def unproven(work: CutoverWork) -> list[LockstepError]:
     other = work.way_back.preview()
     return [
         *StagedTables(work.pipeline, work.targets, work.meta).refused(),
-        *StagedTables(other, other.targets, work.meta).not_captured(),
+        *StagedTables(other, other.databases, work.meta).not_captured(),
     ]
 
 
@@ -127,7 +140,7 @@ def require_unrefuted(work: CutoverWork) -> None:
     """No verification has found a difference since the cutover began, in a row that need not have changed since the
     evidence: the proof would not compare it. Raises Refused (cutover.verify_again)."""
     for one in work.targets:
-        why = newest_evidence(work, one.name).why
+        why = found_since(work.meta.verifications.evidence(one.name))
         if why:
             raise verify_again(
                 f"The evidence of {one.name!r} no longer counts: {why}.",
@@ -136,20 +149,16 @@ def require_unrefuted(work: CutoverWork) -> None:
             )
 
 
-def verified(work: CutoverWork, target: Target) -> Since:
+def verified(work: CutoverWork, target: MysqlTarget) -> Since:
+    """Compares every row now. Raises what speaks against the target."""
     work.opened.progress.note(
         f"{target.name}: verifying every row first; the evidence is missing, old, or of other rules or tables"
     )
     catch_up(work)  # a way back may not have run yet, and what is applied need not be judged by the log
-    evidence = verified_now(work, target.name)
-    if evidence["equal"] is not True:
-        raise DataAtRisk(
-            f"The full verification of {target.name!r} found differences.",
-            where=target.name,
-            code="verify.differs",
-            remedy="see `lockstep verify --show`, repair what differs (`lockstep repair`), then begin again",
-        )
-    return Since.of_evidence(evidence)
+    report = verify_target(work.opened, target.name)
+    if report.error is not None:
+        raise report.error
+    return Since.of_evidence(evidence.read(work.opened.store, report.path))
 
 
 def findings_of(work: CutoverWork, tables: Tables) -> tuple[CheckFinding, ...]:
@@ -164,19 +173,19 @@ def findings_of(work: CutoverWork, tables: Tables) -> tuple[CheckFinding, ...]:
             f"the pipeline has the targets {', '.join(names)}, and one command",
             "make sure that the command leads the application to the target in LOCKSTEP_CUTOVER_TARGET",
         )
-    for one in with_due(tables.targets, work.opened.environ):
+    for one in with_due(tables.targets):
         found.warn(
             f"table {one.name}",
             "indexes that were dropped before its first load are due",
             "the next run builds them, or the cutover before it begins",
         )
-    return (*found.made, *look(tables.pairs, work.way_back.preview(), work.opened.environ))
+    return (*found.made, *look(tables.pairs, work.way_back.preview()))
 
 
 def require_ready(work: CutoverWork, tables: Tables) -> list[dict[str, str]]:
     """What the application should know, as `lockstep cutover plan` shows it; the new tables have all of their indexes
     then, and keep them. Raises the first of what would go wrong, and what indexes.settle raises."""
-    settle(tables.targets, work.opened.environ)
+    settle(tables.targets)
     findings = findings_of(work, tables)
     for one in findings:
         if one.status == "warn":

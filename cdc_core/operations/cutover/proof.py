@@ -1,4 +1,4 @@
-"""That a target has what its sources have, at the end of the log, without reading everything once more.
+"""Proves that a target has what its sources have, at the end of the log, without reading everything once more.
 
 A full verification has compared every row at its time. Since then, rows changed only by what is staged: where the log
 says otherwise, the proof is refused (unstaged.py); a row that was changed at the source without the log, or at the
@@ -28,8 +28,8 @@ from cdc_core.operations.verify.changed_keys import as_read, changed_keys, key_c
 from cdc_core.operations.verify.feeding import feeding_of
 from cdc_core.operations.verify.results import TableResult
 from cdc_core.operations.verify.source_rows import SourceTables, open_sources
+from cdc_core.operations.verify.table import ComparedTable
 from cdc_core.operations.verify.target_rows import TargetTables
-from cdc_core.operations.verify.verifier import TableKeys
 from cdc_core.operations.verify.verify_job import VerifyJob
 
 COUNTED_ROWS = 200_000
@@ -78,13 +78,13 @@ class Prover:
 
     def __init__(self, job: VerifyJob, sources: Sequence[SourceTables]) -> None:
         self._job = job
-        self._staged = StagedTables(job.pipeline, [job.target], job.meta)
+        self._staged = StagedTables(job.pipeline, [job.pipeline.database(job.target.name)], job.meta)
         fed = feeding_of(job, sources)
         if fed.uncompared:
             raise combined(list(fed.uncompared.values()))
         self.feeding = fed.tables
         self._targets = TargetTables()
-        self._tables = {name: TableKeys(job, fed, name, self._targets) for name in self.feeding}
+        self._tables = {name: ComparedTable(job, name, fed.tables[name], self._targets) for name in fed.tables}
         for name, table in self._tables.items():
             if not table.shape.key or any(one.type.base not in LOOKED_UP for one in table.shape.key_columns):
                 raise Refused(
@@ -106,7 +106,7 @@ class Prover:
         self._require_all_staged(since)
         wanted = self._keys([one for found in batches.values() for one in found])
         with self._targets:
-            results = [self._tables[name].verify(sorted(keys)) for name, keys in wanted.items() if keys]
+            results = [self._tables[name].compared(sorted(keys)) for name, keys in wanted.items() if keys]
             self._require_equal(results, still=still)
             counted = self._require_counts() if still else []
         reached = {source: found[-1].end if found else since.places[source] for source, found in batches.items()}
@@ -145,7 +145,7 @@ class Prover:
         return list(counts)
 
     def _consumed(self, source: str, batches: Sequence[BatchRow]) -> list[BatchRow]:
-        """Those before the first that the target has not consumed."""
+        """The batches before the first that the target has not consumed."""
         target = self._job.target.name
         pending = self._job.meta.plans.find("", [source], [target], None).pending[target]
         return list(itertools.takewhile(lambda one: one.batch_id not in pending, batches))
@@ -156,7 +156,7 @@ class Prover:
         return [one for one in found if one.end > place or (one.begin == one.end == place and not since.settled)]
 
     def _keys(self, batches: Sequence[BatchRow]) -> dict[str, set[str]]:
-        """By logical table, the keys of the rows that these batches change."""
+        """The keys of the rows that these batches change, by logical table."""
         files = self._job.meta.batches.files([one.batch_id for one in batches])
         listed = [file for of_batch in files.values() for file in of_batch if file.table in self._tables]
         known = self._job.meta.schemas.find(sorted({file.schema_id for file in listed}))
@@ -203,10 +203,10 @@ class Prover:
         )
 
 
-def reference_of(pipeline: Pipeline, source: SourceTables, environ: Mapping[str, str] | None) -> str:
+def reference_of(pipeline: Pipeline, source: SourceTables) -> str:
     """How the pipeline names the server that is read: of a primary and its standbys, one."""
     address = replace(source.address, identity="")  # which the server has told
-    return next(one for one in pipeline.source(source.name).connections if resolve(one, environ) == address)
+    return next(one for one in pipeline.source(source.name).connections if resolve(one) == address)
 
 
 def _countable(feeding: Sequence[tuple[SourceTables, Any]]) -> bool:

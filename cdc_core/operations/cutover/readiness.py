@@ -22,7 +22,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import LockstepError, Refused, RetryLater, TargetFenced
+from cdc_core.errors import LockstepError, Refused, TargetFenced
 from cdc_core.model.readable import counted, some_of
 from cdc_core.mysql.connections import is_mariadb, quote, resolve, shown
 from cdc_core.mysql.server_errors import NO_TABLE, ErrorKind, kind_of, number_of
@@ -43,7 +43,7 @@ from cdc_core.targets.tables.table_differences import Existing
 from cdc_core.targets.writing.load import altering_session
 
 HEADROOM = 10_000
-"""By how much counters of the new tables are ahead of the old ones when a cutover begins."""
+"""Counters of the new tables are ahead of the old ones by so much when a cutover begins."""
 _SHARE = 8
 """Of the ids that a column has left, the headroom is this part at most: a TINYINT has few."""
 _SHOWN = 10
@@ -66,18 +66,16 @@ def places_of(listed: Iterable[Place]) -> Places:
     return found
 
 
-def look(
-    pairs: Sequence[TablePair], way_back: Pipeline | None, environ: Mapping[str, str] | None = None
-) -> tuple[CheckFinding, ...]:
+def look(pairs: Sequence[TablePair], way_back: Pipeline | None) -> tuple[CheckFinding, ...]:
     """way_back: as it is, or would be written; None: not looked at."""
     findings, before = Findings(), dict[str, _Settings]()
     left: dict[tuple[str, str], str] = {}
     for reference, tables in places_of(one for pair in pairs for one in pair.old).items():
-        with altering_session(resolve(reference, environ), reference) as session:
+        with altering_session(resolve(reference), reference) as session:
             _primary(session, reference, findings)
             _locks(session, reference, tables, findings)
             _gates(session, reference, tables, findings)
-            findings.attempt(reference, partial(require_not_left, {reference: tables}, environ))
+            findings.attempt(reference, partial(require_not_left, {reference: tables}))
             find_blockers(session, reference, findings)
             _events(session, reference, tables, findings)
             _foreign_keys(session, reference, tables, findings)
@@ -86,7 +84,7 @@ def look(
             before[reference] = _settings(session)
             left |= _beside(session, tables)
     for reference, tables in places_of(one for pair in pairs for one in pair.new).items() if way_back else ():
-        with altering_session(resolve(reference, environ), reference) as session:
+        with altering_session(resolve(reference), reference) as session:
             _triggers(session, reference, tables, "the new tables", findings)
             _other_settings(before, reference, _settings(session), findings)
             for name in _beside(session, tables):
@@ -99,18 +97,18 @@ def look(
             "must begin above the numbers that the old one has given out",
         )
     for pair in pairs:
-        findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]
-        meeting = meeting_counters(pair.new, environ) if len(pair.new) > 1 else ()
+        findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings))  # type: ignore[misc]
+        meeting = meeting_counters(pair.new) if len(pair.new) > 1 else ()
         if meeting:
             findings.warn(
                 f"table {pair.logical}",
                 f"AUTO_INCREMENT of {counted(len(meeting), 'new table')} gives out ids that another one gives out too: "
                 f"{', '.join(meeting[:3])}{', ...' if len(meeting) > 3 else ''}",
                 "let the application make its ids, or set auto_increment_increment and auto_increment_offset so that "
-                "the shards have ids of their own (`lockstep target check-ids` looks for equal ones)",
+                "the shards have ids of their own",
             )
     if way_back is not None:
-        for one in check(way_back, environ=environ).findings:
+        for one in check(way_back).findings:
             expected = one.subject.endswith(EXISTING_ROWS) or (  # the old tables have them
                 isinstance(one.error, TargetFenced)  # the switch lets it in
             )
@@ -300,8 +298,10 @@ def _other_settings(before: Mapping[str, _Settings], reference: str, there: _Set
     for former, here in before.items():
         found = []
         if here.modes != there.modes:
-            modes = [*(f"+{one}" for one in sorted(there.modes - here.modes)),
-                     *(f"-{one}" for one in sorted(here.modes - there.modes))]  # fmt: skip
+            modes = [
+                *(f"+{one}" for one in sorted(there.modes - here.modes)),
+                *(f"-{one}" for one in sorted(here.modes - there.modes)),
+            ]
             found.append(f"sql_mode ({', '.join(modes)})")
         if here.noons != there.noons:
             found.append("time_zone")
@@ -314,12 +314,12 @@ def _other_settings(before: Mapping[str, _Settings], reference: str, there: _Set
             )
 
 
-def _compare(pair: TablePair, findings: Findings, environ: Mapping[str, str] | None) -> None:
-    old = next(iter(_definitions(pair.old[:1], environ)), None)
+def _compare(pair: TablePair, findings: Findings) -> None:
+    old = next(iter(_definitions(pair.old[:1])), None)
     if old is None:
         return
     found: dict[Noticed, list[str]] = {}
-    for new in _definitions(pair.new, environ):
+    for new in _definitions(pair.new):
         for one in noticed(old, new):
             found.setdefault(one, []).append(new.definition.name)
     subject = f"table {pair.logical}"
@@ -332,9 +332,9 @@ def _compare(pair: TablePair, findings: Findings, environ: Mapping[str, str] | N
             findings.warn(subject, what, one.remedy)
 
 
-def _definitions(listed: Iterable[Place], environ: Mapping[str, str] | None) -> Iterator[Existing]:
+def _definitions(listed: Iterable[Place]) -> Iterator[Existing]:
     for reference, tables in places_of(listed).items():
-        with altering_session(resolve(reference, environ), reference) as session:
+        with altering_session(resolve(reference), reference) as session:
             for database in sorted({database for database, _ in tables}):
                 names = [table for at, table in tables if at == database]
                 for one in read_definitions(session, database, names).values():
@@ -360,12 +360,12 @@ def _beside(session: Any, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, 
         }
 
 
-def next_ids(places: Places, environ: Mapping[str, str] | None = None) -> dict[tuple[str, str], int]:
-    """By table that gives out ids (AUTO_INCREMENT): the next one."""
+def next_ids(places: Places) -> dict[tuple[str, str], int]:
+    """The next id of each table that gives out ids (AUTO_INCREMENT)."""
     found: dict[tuple[str, str], int] = {}
     for reference, tables in places.items():
         databases = sorted({database for database, _ in tables})
-        with altering_session(resolve(reference, environ), reference) as session, session.cursor() as cursor:
+        with altering_session(resolve(reference), reference) as session, session.cursor() as cursor:
             cursor.execute(
                 "SELECT TABLE_SCHEMA, TABLE_NAME, AUTO_INCREMENT FROM information_schema.TABLES "
                 f"WHERE AUTO_INCREMENT IS NOT NULL AND TABLE_SCHEMA IN ({', '.join(['%s'] * len(databases))})",
@@ -378,12 +378,12 @@ def next_ids(places: Places, environ: Mapping[str, str] | None = None) -> dict[t
     return found
 
 
-def raise_ids(pairs: Iterable[TablePair], environ: Mapping[str, str] | None = None) -> list[str]:
+def raise_ids(pairs: Iterable[TablePair]) -> list[str]:
     """Raises the counters of the new tables above those of the old ones by their headroom, where half of it or more is
     used up; the tables that were raised. Raises what altering raises."""
     raised = []
-    for reference, tables in _behind(pairs, environ, HEADROOM // 2).items():
-        with altering_session(resolve(reference, environ), reference) as session, session.cursor() as cursor:
+    for reference, tables in _behind(pairs).items():
+        with altering_session(resolve(reference), reference) as session, session.cursor() as cursor:
             cursor.execute("SET SESSION lock_wait_timeout = 5")
             for table, one in tables.items():
                 headroom = max(0, min(HEADROOM, (_greatest_id(cursor, table) - one.least) // _SHARE))
@@ -397,7 +397,7 @@ _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32}
 
 
 def _greatest_id(cursor: Any, table: tuple[str, str]) -> int:
-    """That the column of an AUTO_INCREMENT takes."""
+    """The greatest id that the column of an AUTO_INCREMENT takes."""
     cursor.execute(
         "SELECT COLUMN_TYPE FROM information_schema.COLUMNS "
         "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND EXTRA LIKE '%%auto_increment%%'",
@@ -408,20 +408,6 @@ def _greatest_id(cursor: Any, table: tuple[str, str]) -> int:
     return int(2 ** (bits if "unsigned" in declared else bits - 1) - 1)
 
 
-def require_ids(pairs: Iterable[TablePair], environ: Mapping[str, str] | None = None) -> None:
-    """While nothing is written: raises RetryLater (cutover.slipped) if a new table would give out an id that an old one
-    may
-    have given."""
-    for tables in _behind(pairs, environ, 0).values():
-        for table in tables:
-            raise RetryLater(
-                f"{'.'.join(table)} would generate ids that the old table has already used.",
-                where=".".join(table),
-                code="cutover.slipped",
-                remedy="nothing was switched. The next attempt raises its AUTO_INCREMENT again",
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class _Counter:
     """The next id of a new table, and the least that it should be: that of the old ones."""
@@ -430,19 +416,17 @@ class _Counter:
     least: int
 
 
-def _behind(
-    pairs: Iterable[TablePair], environ: Mapping[str, str] | None, ahead: int
-) -> dict[str, dict[tuple[str, str], _Counter]]:
-    """New tables whose next id is not that far ahead of the greatest of the old ones, by server."""
+def _behind(pairs: Iterable[TablePair]) -> dict[str, dict[tuple[str, str], _Counter]]:
+    """New tables whose next id is not half of the headroom ahead of the greatest of the old ones, by server."""
     listed = list(pairs)
-    old = next_ids(places_of(one for pair in listed for one in pair.old), environ)
-    new = next_ids(places_of(one for pair in listed for one in pair.new), environ) if old else {}
+    old = next_ids(places_of(one for pair in listed for one in pair.old))
+    new = next_ids(places_of(one for pair in listed for one in pair.new)) if old else {}
     found: dict[str, dict[tuple[str, str], _Counter]] = {}
     for pair in listed:
         least = max((old[one[1:]] for one in pair.old if one[1:] in old), default=0)
         for reference, *table in pair.new:
             name = (table[0], table[1])
-            if name in new and least and new[name] < least + ahead:
+            if name in new and least and new[name] < least + HEADROOM // 2:
                 found.setdefault(reference, {})[name] = _Counter(new[name], least)
     return found
 

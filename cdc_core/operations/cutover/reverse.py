@@ -11,24 +11,23 @@ What does not arrive unchanged cannot be carried back: it is refused.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from cdc_core.config import NAME, WAY_BACK_SUFFIX, Pipeline, StageConfig, Target, Verify
+from cdc_core.config import NAME, WAY_BACK_SUFFIX, MysqlTarget, Pipeline, Verify
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.version import VERSION_PATTERN
-from cdc_core.mysql.connections import resolve
+from cdc_core.operations.derived_pipeline import TargetServer, captured, kept, servers_of
 from cdc_core.targets.reading.sharding import ShardTable, shard_tables
 
 VERIFIED = "0 * * * *"
 """When the DAG of the way back verifies it. A person may change that in its file."""
-_FIRST_ID, _IDS = 1 << 30, 1 << 30
-"""server_ids of the sources of a way back: far from the small numbers that people choose by hand."""
+_FIRST_ID = 1 << 30
+"""From which on the server_ids of the sources of ways back are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +42,13 @@ class ReverseOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class NewSource:
-    """A server of the target, as a source of the way back. reference: the first by which the pipeline names it."""
-
-    name: str
-    reference: str
-    tables: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Reverse:
     """The way back of a pipeline: `document` makes the file of it."""
 
     forward: Pipeline
-    target: Target
+    target: MysqlTarget
     origins: tuple[ReverseOrigin, ...]
-    sources: tuple[NewSource, ...]
+    sources: tuple[TargetServer, ...]
 
     @property
     def name(self) -> str:
@@ -74,22 +64,9 @@ class Reverse:
         return {
             "pipeline": self.name,
             "schedule": forward.schedule,
-            "sources": [
-                {
-                    "name": one.name,
-                    "connection": one.reference,
-                    "server_id": _FIRST_ID + zlib.crc32(one.name.encode()) % _IDS,
-                    "start": {"position": {"file": starts[one.name].file, "offset": starts[one.name].offset}},
-                }
-                for one in self.sources
-            ],
-            "tables": {
-                "include": [re.escape(table) for one in self.sources for table in one.tables],
-                "columns": {"exclude": [VERSION_PATTERN]},
-            },
+            "sources": [one.document(_FIRST_ID, {"position": _place(starts[one.name])}) for one in self.sources],
+            "tables": captured(self.sources),
             "routes": [{"match": _any_of(self._places(origin)), "to": origin.logical} for origin in self.origins],
-            "stage": _sibling(forward.stage).model_dump(mode="json", exclude_none=True),
-            "meta": forward.meta.model_dump(mode="json"),
             "targets": [
                 {
                     "name": self.target_of(source),
@@ -109,11 +86,8 @@ class Reverse:
                 for source, reference in {one.source: one.reference for one in self.origins}.items()
             ],
             "verify": self._verified().model_dump(mode="json", exclude_none=True),
-            "spark": forward.spark.model_dump(mode="json"),
-            "limits": forward.limits.model_dump(mode="json"),
             "cutover": forward.cutover.model_dump(mode="json", exclude_none=True),
-            "airflow": forward.airflow.model_dump(mode="json", exclude_none=True),
-            **forward.kept_elsewhere,
+            **kept(forward, "back"),
         } | ({"snapshot": pace} if (pace := forward.snapshot.elsewhere) else {})  # verifications keep to it
 
     def _verified(self) -> Verify:
@@ -142,9 +116,7 @@ class Reverse:
         return shard_tables(self.target, origin.logical)
 
 
-def reverse_of(
-    pipeline: Pipeline, target: Target, origins: Sequence[ReverseOrigin], environ: Mapping[str, str] | None = None
-) -> Reverse:
+def reverse_of(pipeline: Pipeline, target: MysqlTarget, origins: Sequence[ReverseOrigin]) -> Reverse:
     """The way back from a target of a pipeline. origins: every table of a source that feeds the target.
 
     Raises Refused (cutover.no_way_back), and what resolving the target's servers raises.
@@ -157,7 +129,11 @@ def reverse_of(
             code="cutover.no_way_back",
             remedy="leave these tables out of the pipeline that is switched, or carry them without such a rule",
         )
-    return Reverse(pipeline, target, tuple(origins), tuple(_new_sources(pipeline, target, origins, environ)))
+    places = [place for logical in _logicals(origins) for place in shard_tables(target, logical)]
+    servers = servers_of(target, places, f"{pipeline.pipeline}{WAY_BACK_SUFFIX}_{target.name}")
+    for one in servers:
+        _checked(one.name, f"target {target.name}")
+    return Reverse(pipeline, target, tuple(origins), servers)
 
 
 def _changed(pipeline: Pipeline) -> list[str]:
@@ -186,10 +162,10 @@ def _untold(origins: Sequence[ReverseOrigin]) -> list[str]:
     ]
 
 
-def _bounded(pipeline: Pipeline, target: Target, origins: Sequence[ReverseOrigin]) -> list[str]:
+def _bounded(pipeline: Pipeline, target: MysqlTarget, origins: Sequence[ReverseOrigin]) -> list[str]:
     """Options of tables that keep rows of the target apart from those of the source."""
     found = []
-    for logical in dict.fromkeys(one.logical for one in origins):
+    for logical in _logicals(origins):
         rule = target.table(logical)
         if rule is None:
             found.append(f"{logical} does not go to {target.name}")
@@ -198,27 +174,8 @@ def _bounded(pipeline: Pipeline, target: Target, origins: Sequence[ReverseOrigin
     return found
 
 
-def _new_sources(
-    pipeline: Pipeline, target: Target, origins: Sequence[ReverseOrigin], environ: Mapping[str, str] | None
-) -> list[NewSource]:
-    """One for each server, however many connections lead to it."""
-    references: dict[tuple[str, int], str] = {}
-    tables: dict[tuple[str, int], list[str]] = {}
-    for reference in target.connections:
-        server = resolve(reference, environ)
-        references.setdefault((server.host.lower(), server.port), reference)
-    for logical in dict.fromkeys(one.logical for one in origins):
-        for place in shard_tables(target, logical):
-            server = resolve(target.connections[place.connection], environ)
-            tables.setdefault((server.host.lower(), server.port), []).append(place.name)
-    return [
-        NewSource(
-            _checked(f"{pipeline.pipeline}{WAY_BACK_SUFFIX}_{target.name}_{number}", f"target {target.name}"),
-            named, tuple(tables[server]),
-        )
-        for number, (server, named) in enumerate(references.items())
-        if server in tables
-    ]  # fmt: skip
+def _logicals(origins: Sequence[ReverseOrigin]) -> list[str]:
+    return list(dict.fromkeys(one.logical for one in origins))
 
 
 def _checked(name: str, where: str) -> str:
@@ -241,7 +198,5 @@ def _literal(name: str) -> str:
     return name.replace("{", "{{").replace("}", "}}")
 
 
-def _sibling(stage: StageConfig) -> StageConfig:
-    uri = stage.uri.rstrip("/")
-    bucket = re.fullmatch(r"s3://[^/]+", uri)
-    return stage.model_copy(update={"uri": f"{uri}/lockstep-back" if bucket else f"{uri}-back"})
+def _place(position: Position) -> dict[str, Any]:
+    return {"file": position.file, "offset": position.offset}

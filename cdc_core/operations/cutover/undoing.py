@@ -9,12 +9,13 @@ it only where another has rolled it back, since then nobody opens them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import LeaseLost, LockstepError, RetryLater
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.task_failures import GATES
@@ -24,6 +25,8 @@ from cdc_core.operations.cutover.work import CutoverWork, Tables, read
 from cdc_core.operations.verify.modes import DOUBT
 from cdc_core.targets.bookkeeping.fence import admit
 from cdc_core.targets.bookkeeping.gates import Places, close_gates, drop_gates, lost_gates, make_gates, open_gates
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _NOTE = "switched by the cutover"
@@ -49,7 +52,7 @@ def open_made(work: CutoverWork, cutover: Cutover) -> None:
     token = cutover.details.get("arming")
     if token:
         tables = read(cutover.details["tables"])
-        _insist(work, cutover, partial(open_gates, tables.sources, work.opened.environ, token=token))
+        _insist(work, cutover, partial(open_gates, tables.sources, token=token))
 
 
 def undo_made(work: CutoverWork, cutover: Cutover) -> None:
@@ -65,9 +68,9 @@ def undo_made(work: CutoverWork, cutover: Cutover) -> None:
 
 
 def open_closed(work: CutoverWork, cutover: Cutover, token: str) -> None:
-    """Opens the gates that this process has closed so far. Safe to repeat. Raises target.faults' errors."""
+    """Opens the gates that this process has closed so far. Safe to repeat. Raises target_faults' errors."""
     if cutover.details.get("arming") == token:
-        open_gates(read(cutover.details["tables"]).sources, work.opened.environ, token=token)
+        open_gates(read(cutover.details["tables"]).sources, token=token)
 
 
 def undo_left(work: CutoverWork, cutover: Cutover) -> None:
@@ -75,7 +78,7 @@ def undo_left(work: CutoverWork, cutover: Cutover) -> None:
     that has led the application away from these tables since stay closed."""
     if "tables" in cutover.details:
         tables, others = read(cutover.details["tables"]), work.meta.cutovers.tokens(LED_AWAY)
-        _insist(work, cutover, partial(open_gates, tables.sources, work.opened.environ, sparing=others))
+        _insist(work, cutover, partial(open_gates, tables.sources, sparing=others))
         tidy(work, tables.sources)
         for target in work.targets:
             noted = f"{_NOTE} {cutover.cutover_id} "
@@ -97,7 +100,7 @@ def release(work: CutoverWork, cutover: Cutover) -> None:
     command = work.options.stop_with
     if command is not None:
         told = hook_variables(work, cutover, hooks.RELEASE)
-        _insist(work, cutover, partial(hooks.stop, command, told, work.options.hook_s, work.opened.environ))
+        _insist(work, cutover, partial(hooks.stop, command, told, work.options.hook_s))
 
 
 def _insist(work: CutoverWork, cutover: Cutover, step: Callable[[], None]) -> None:
@@ -119,16 +122,16 @@ def _disarmed(work: CutoverWork, token: str) -> None:
         work.opened.progress.note(left)
 
 
-def _admitted(work: CutoverWork, target: Target, tables: Tables, noted: str) -> None:
+def _admitted(work: CutoverWork, target: MysqlTarget, tables: Tables, noted: str) -> None:
     admit(target, fenced_in(target, tables), work.opened.name, work.pair, noted=noted)
 
 
-def fenced_in(target: Target, tables: Tables) -> list[str]:
+def fenced_in(target: MysqlTarget, tables: Tables) -> list[str]:
     return [name for name in tables.logical if target.table(name) is not None]
 
 
 def note(cutover: Cutover, token: str) -> str:
-    """Of the fences that a cutover raises."""
+    """The note of the fences that a cutover raises."""
     return f"{_NOTE} {cutover.cutover_id} ({token})"
 
 
@@ -139,8 +142,8 @@ def hook_variables(work: CutoverWork, cutover: Cutover, phase: str) -> dict[str,
 
 def close(work: CutoverWork, places: Places, token: str) -> None:
     """Closes the gates of tables, which are made first where they are gone, or never were."""
-    make_gates(places, work.opened.environ)
-    close_gates(places, work.opened.name, token, work.opened.environ)
+    make_gates(places)
+    close_gates(places, work.opened.name, token)
 
 
 def close_lost(work: CutoverWork, lease: Lease, cutover: Cutover) -> bool:
@@ -150,7 +153,7 @@ def close_lost(work: CutoverWork, lease: Lease, cutover: Cutover) -> bool:
         return False
     back, tables = cutover.state == State.ROLLED_BACK, read(cutover.details["tables"])
     places = tables.targets if back else tables.sources
-    if lost_gates(places, work.opened.environ) is None:
+    if lost_gates(places) is None:
         return False
     close(work, places, cutover.details.get("arming") or cutover.cutover_id[:8])
     feeding = work.pipeline if back else work.way_back.preview()
@@ -167,13 +170,15 @@ def close_lost(work: CutoverWork, lease: Lease, cutover: Cutover) -> bool:
 def tidy(work: CutoverWork, places: Places) -> None:
     """Removes what open gates have left at tables that the application writes to. Where that has to wait for something,
     they stay: they let all writes pass."""
-    unless_it_fails(work, "open gates stay", partial(drop_gates, places, work.opened.environ), None)
+    unless_it_fails(work, "open gates stay", partial(drop_gates, places), None)
 
 
 def unless_it_fails(work: CutoverWork, what: str, step: Callable[[], T], otherwise: T) -> T:
-    """A step that is worth a try, and without which the cutover continues."""
+    """A step that is worth a try, and without which the cutover continues: whatever it raises, the next one is done."""
     try:
         return step()
-    except LockstepError as error:
+    except Exception as error:
+        if not isinstance(error, LockstepError):
+            log.exception("%s", what)
         work.opened.progress.note(f"{what}: {error}")
         return otherwise

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc_core.config import Pipeline, Target
+from cdc_core.config import MysqlTarget, Pipeline
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import BatchRow, Meta
 from cdc_core.model.coverage import How, TableCoverage, lacks
 from cdc_core.model.position import Position
-from cdc_core.operations.copy.pending import pending
+from cdc_core.operations.copy.pending import copied_by_runs
 from cdc_core.source.capture import Capture
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
@@ -31,7 +31,7 @@ class StagedTables:
     """The source tables that a pipeline brings to some of its targets."""
 
     pipeline: Pipeline
-    targets: Sequence[Target]
+    targets: Sequence[MysqlTarget]
     meta: Meta
 
     def refused(self) -> Iterator[LockstepError]:
@@ -39,10 +39,8 @@ class StagedTables:
         yield from self.not_captured()
         for source in self.pipeline.sources:
             known = self.meta.coverages.find(source.name).tables
-            begun = {copy.table for copy in self.meta.copies.find(source.name)}
-            for one in pending(self.meta, source.name, on_new=self.pipeline.tables.on_new):
-                due = one.name in begun or one.copied_by_runs(self.pipeline)
-                if due and (one.name not in known or self._taken(known[one.name], one.name)):
+            for one in copied_by_runs(self.meta, self.pipeline, source.name):
+                if one.name not in known or self._taken(known[one.name], one.name):
                     yield Refused(
                         f"{one.name} waits for a copy: {one.why}.",
                         where=f"source {source.name}",
@@ -60,9 +58,8 @@ class StagedTables:
                         f"{lacks(table, source.name, one)}.",
                         where=f"source {source.name}",
                         code="table.not_captured",
-                        remedy="nothing was switched. Fix the cause; clear an isolated table with `lockstep stage "
-                        f"isolated --source {source.name} --clear {table}`; copy it with `lockstep run`, or "
-                        "`lockstep snapshot` if that does not. Then begin again, which verifies every row first",
+                        remedy="nothing was switched. Fix the cause, and copy the table (`lockstep snapshot --source "
+                        f"{source.name} {table}`). Then begin again, which verifies every row first",
                     )
 
     def missed(self, places: Mapping[str, Position], store: ObjectStore) -> str:

@@ -1,50 +1,56 @@
-"""Which evidence of a verification counts for a cutover."""
+"""Which evidence of a verification counts for a cutover: one rule for its plan, its steps and what is said of a way
+back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from cdc_core.meta.verifications import known_to_differ
+from cdc_core.model.readable import counted
 from cdc_core.model.windows import age_us, parse_moment, to_us
-from cdc_core.operations.cutover.work import CutoverWork
-from cdc_core.operations.verify import evidence
-from cdc_core.operations.verify.modes import Mode, found_since
-from cdc_core.operations.verify.verifier import verify_target
-from cdc_core.operations.verify.verify_job import config_digest
+from cdc_core.operations.verify.modes import DOUBT, Mode
+
+Summaries = Mapping[str, Mapping[str, Any]]
+"""What meta has of the latest verification of a target in each mode."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """document: of a full verification that counts; None: there is none. why: what speaks against the latest one, for
-    people; "" if it is only missing or old."""
-
-    document: Mapping[str, Any] | None
-    why: str = ""
+def ended_us(summary: Mapping[str, Any]) -> int:
+    return to_us(parse_moment(str(summary["ended"])))
 
 
-def newest_evidence(work: CutoverWork, target: str) -> Evidence:
-    """Of a full verification of this definition of the pipeline that found all tables equal, is not older than
-    `cutover.evidence`, and was not followed by one that found something else."""
-    verification = work.meta.verifications.find(target)
-    summary = verification.evidence.get(Mode.ORDERED) if verification is not None else None
-    if verification is None or summary is None:
-        return Evidence(None)
-    document = evidence.read(work.opened.store, summary["path"])
-    age = work.meta.now_us() - to_us(parse_moment(document["ended"]))
-    counts = (
-        document["equal"] is True
-        and document["all_tables"]
-        and document["config_sha256"] == config_digest(work.pipeline)
-        and age <= age_us(work.options.evidence)
-    )
-    found = found_since(verification.evidence)
-    return Evidence(document if counts and not found else None, found)
+def lacking(evidence: Summaries, oldest: str, now_us: int, *, since_us: int, definition: str = "") -> str:
+    """Why the latest verification of every row does not count for a cutover, for people; "" if it counts.
+
+    oldest: `cutover.evidence`. since_us: when the application came to the tables that the pipeline reads; it wrote
+    elsewhere before. definition: digest of the pipeline; "" where its file is not at hand.
+    """
+    full = evidence.get(Mode.ORDERED)
+    if full is None:
+        return "never verified"
+    if full["equal"] is not True:
+        return "not equal"
+    if not full["all_tables"]:
+        return "not every table was verified"
+    if ended_us(full) < since_us:
+        return "not verified since the switch"
+    if now_us - ended_us(full) > age_us(oldest):
+        return f"too old (cutover.evidence: {oldest})"
+    if definition not in ("", full["config_sha256"]):
+        return "the pipeline file was another"
+    return found_since(evidence)
 
 
-def verified_now(work: CutoverWork, target: str) -> Mapping[str, Any]:
-    """Compares every row; the evidence. Raises what speaks against it."""
-    report = verify_target(work.opened, target)
-    if report.error is not None:
-        raise report.error
-    return evidence.read(work.opened.store, report.path)
+def found_since(evidence: Summaries) -> str:
+    """Differences that are known in spite of the latest verification of every row, for people; "" for none."""
+    full, doubted = evidence.get(Mode.ORDERED), evidence.get(DOUBT)
+    if full is not None and doubted is not None and str(doubted["ended"]) >= str(full["started"]):
+        return str(doubted["why"])
+    differing = known_to_differ(evidence)
+    if differing:
+        return f"{counted(sum(differing.values()), 'row')} of {', '.join(sorted(differing))} were found to differ"
+    for mode, one in evidence.items():
+        if full is not None and str(one["ended"]) > str(full["ended"]) and one["differences"]:
+            rows = counted(one["differences"], "row")
+            return f"a later verification (--mode {mode}, {one['ended']}) has found {rows} more or less"
+    return ""

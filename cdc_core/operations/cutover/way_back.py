@@ -3,9 +3,8 @@ exists."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from cdc_core.operations.cutover.old_log import written_in
 from cdc_core.operations.cutover.proof import Prover, prover, reference_of
 from cdc_core.operations.cutover.reverse import Reverse, ReverseOrigin, reverse_of
 from cdc_core.operations.cutover.unstaged import StagedTables
-from cdc_core.operations.cutover.work import Disturbed, Written, pair_of
+from cdc_core.operations.cutover.work import Disturbed, WayBack, Written, pair_of
+from cdc_core.operations.derived_pipeline import write
 from cdc_core.operations.extract.side_by_side import extract_sources
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.verify.verify_job import VerifyJob
@@ -37,18 +37,16 @@ _FREE: dict[str, Any] = {
 """But for what a person may choose in the file of a way back: errors of its runs advise it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExistingWayBack:
-    """The pipeline by whose cutover the application came here. The old tables are its sources."""
+class ExistingWayBack(WayBack):
+    """The pipeline by whose cutover the application came here, which checked it when it was the way there, and raised
+    its fences. The old tables are its sources."""
 
-    opened: OpenPipeline
+    def __init__(self, opened: OpenPipeline) -> None:
+        self.opened = opened
 
     @property
     def name(self) -> str:
         return self.opened.name
-
-    def check(self) -> None:
-        """It was checked when it was the way there."""
 
     def disturbed(self, after: Mapping[str, Position] | None = None) -> Disturbed:
         """Gates let TRUNCATE and DDL on the old tables pass: their log has these."""
@@ -66,7 +64,7 @@ class ExistingWayBack:
         for source, place in places.items():
             later = [one for one in meta.batches.find(source) if one.end > place and not one.copied]
             seen[source] = max((one.end for one in later), default=place)
-        why = StagedTables(pipeline, pipeline.targets, meta).missed(places, self.opened.store)
+        why = StagedTables(pipeline, pipeline.databases, meta).missed(places, self.opened.store)
         return Disturbed(f"of the old tables, {why}" if why else "", seen)
 
     def written(self, after: Mapping[str, Position]) -> Written:
@@ -78,71 +76,49 @@ class ExistingWayBack:
     def preview(self) -> Pipeline:
         return self.opened.pipeline
 
-    def arm(self, token: str) -> Mapping[str, str]:
-        return {}
 
-    def armed(self, starts: Mapping[str, str]) -> Pipeline:
-        return self.opened.pipeline
-
-    def keep_out(self) -> None:
-        """The cutover by which the application came here has raised the fences."""
-
-    def disarm(self, token: str) -> str:
-        """Nothing was made."""
-        return ""
-
-
-class NewWayBack:
-    """The file of the pipeline that carries rows of a target back."""
+class NewWayBack(WayBack):
+    """The file of the pipeline that carries rows of a target back. Nothing reads the logs of the new tables before the
+    application writes to them."""
 
     def __init__(self, job: VerifyJob, file: Path) -> None:
-        self.name = job.opened.name + config.WAY_BACK_SUFFIX
         self._job = job
         self._file = file
-        self._reverse: Reverse | None = None
+
+    @property
+    def name(self) -> str:
+        return self._job.opened.name + config.WAY_BACK_SUFFIX
+
+    @cached_property
+    def _reverse(self) -> Reverse:
+        with prover(self._job) as proving:
+            origins = origins_of(proving, self._job)
+        pipeline = self._job.pipeline
+        return reverse_of(pipeline, pipeline.database(self._job.target.name), origins)
 
     def check(self) -> None:
-        if self._reverse is None:
-            with prover(self._job) as proving:
-                self._reverse = reverse_of(
-                    self._job.pipeline, self._job.target, origins_of(proving, self._job), self._job.opened.environ
-                )
-        if self._file.exists():
-            self._existing(self._reverse)
-
-    def disturbed(self, after: Mapping[str, Position] | None = None) -> Disturbed:
-        """Nothing reads the logs of new tables before the application writes to them."""
-        return Disturbed("", None)
-
-    def written(self, after: Mapping[str, Position]) -> Written:
-        return Written({}, "")
+        self._existing()
 
     def preview(self) -> Pipeline:
-        reverse = self._checked()
-        if self._file.exists():
-            return self._existing(reverse)
-        return config.parse(self._text(reverse), where=self._file.name)
+        return self._existing() or config.parse(self._text(), where=self._file.name)
 
     def arm(self, token: str) -> Mapping[str, str]:
         """Writes the file, with the ends of the servers' logs as they are now, if it is not there."""
-        reverse = self._checked()
-        if not self._file.exists():
-            self._write(self._text(reverse, _mark(token)))
-        return {one.name: _start(one) for one in self._existing(reverse).sources}
+        if self._existing() is None:
+            write(self._file, self._text(_mark(token)))
+        return {one.name: _start(one) for one in config.load(self._file).sources}
 
     def armed(self, starts: Mapping[str, str]) -> Pipeline:
-        reverse = self._checked()
-        if not self._file.exists():  # its ends of logs, now, would leave out what was written meanwhile
-            self._write(reverse.text({name: Position.from_text(text) for name, text in starts.items()}))
-        return self._existing(reverse)
+        if self._existing() is None:  # its ends of logs, now, would leave out what was written meanwhile
+            write(self._file, self._reverse.text({name: Position.from_text(text) for name, text in starts.items()}))
+        return config.load(self._file)
 
     def keep_out(self) -> None:
         """Until the application is switched, Lockstep alone writes to the new tables. What a run would carry from
         there is older than the application's own rows in the old ones."""
-        reverse = self._checked()
         owner = pair_of(self._job.opened.name, self.name)
         note = f"the application writes here until a cutover of {self._job.opened.name} leads it away"
-        for target in _wanted(reverse).targets:
+        for target in _wanted(self._reverse).databases:
             bar(target, list(target.tables), self.name, note, owner)
 
     def disarm(self, token: str) -> str:
@@ -158,20 +134,11 @@ class NewWayBack:
             "cutover has switched the application, which will use it"
         )
 
-    def _checked(self) -> Reverse:
-        if self._reverse is None:
-            self.check()
-        assert self._reverse is not None
-        return self._reverse
-
-    def _write(self, text: str) -> None:
-        partial = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self._file)
-
-    def _existing(self, reverse: Reverse) -> Pipeline:
-        found = config.load(self._file)
-        if carried_by(found) != carried_by(_wanted(reverse)):
+    def _existing(self) -> Pipeline | None:
+        """Of the file, if it is there. Raises Refused (cutover.way_back_differs)."""
+        wanted = _wanted(self._reverse)
+        found = config.load(self._file) if self._file.exists() else None
+        if found is not None and carried_by(found) != carried_by(wanted):
             raise Refused(
                 f"{self._file} exists already, and carries other tables, or carries them differently.",
                 where=str(self._file),
@@ -182,11 +149,11 @@ class NewWayBack:
             )
         return found
 
-    def _text(self, reverse: Reverse, mark: str = "") -> str:
-        return reverse.text({one.name: self._end(one.reference) for one in reverse.sources}, mark)
+    def _text(self, mark: str = "") -> str:
+        return self._reverse.text({one.name: self._end(one.reference) for one in self._reverse.sources}, mark)
 
     def _end(self, reference: str) -> Position:
-        with connect(resolve(reference, self._job.opened.environ), where=reference) as connection:
+        with connect(resolve(reference), where=reference) as connection:
             return end_position(connection, 0)
 
 
@@ -198,9 +165,8 @@ def _wanted(reverse: Reverse) -> Pipeline:
 
 def origins_of(proving: Prover, job: VerifyJob) -> list[ReverseOrigin]:
     """Every table of a source that feeds the target."""
-    environ = job.opened.environ
     return [
-        ReverseOrigin(logical, source.name, reference_of(job.pipeline, source, environ), schema.database, schema.table)
+        ReverseOrigin(logical, source.name, reference_of(job.pipeline, source), schema.database, schema.table)
         for logical, feeding in proving.feeding.items()
         for source, schema in feeding
     ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cdc_core import config
-from cdc_core.config import Pipeline, Target
+from cdc_core.config import MysqlTarget, Pipeline
 from cdc_core.meta import Meta
 from cdc_core.model.position import Position
 from cdc_core.operations.apply.jobs import Spark
@@ -36,11 +36,13 @@ class Written:
     named: str
 
 
-class WayBack(Protocol):
-    """The pipeline in the other direction."""
+class WayBack:
+    """The pipeline in the other direction. One that has made nothing, and of whose tables nobody knows anything, unless
+    it says otherwise."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raises Refused (cutover.no_way_back, cutover.way_back_differs)."""
@@ -52,19 +54,24 @@ class WayBack(Protocol):
         after: where an earlier call has stopped; None: since the cutover by which the application came here. Raises
         what reading the log raises if it is given.
         """
+        return Disturbed("", None)
 
     def written(self, after: Mapping[str, Position]) -> Written:
         """Changes that the log of the targets' tables has after these places, whoever has made them. Raises what
         reading the log raises."""
+        return Written({}, "")
 
     def preview(self) -> Pipeline:
         """As it is, or as `arm` would make it now."""
+        raise NotImplementedError
 
     def arm(self, token: str) -> Mapping[str, str]:
         """From now on it reads what is written to the targets: by source, from where on. Raises as `check`."""
+        return {}
 
     def armed(self, starts: Mapping[str, str]) -> Pipeline:
         """What `arm` has made, made again if it is gone. Raises as `check`."""
+        return self.preview()
 
     def keep_out(self) -> None:
         """From now on no run of it writes to the tables that the application leaves, whoever starts one, until it is
@@ -73,6 +80,7 @@ class WayBack(Protocol):
     def disarm(self, token: str) -> str:
         """Takes back what `arm` has made with this token, if nobody has used it. Safe to repeat. Says what it leaves;
         "" for nothing. Raises as `keep_out`."""
+        return ""
 
 
 def pair_of(pipeline: str, other: str) -> str:
@@ -87,7 +95,7 @@ class CutoverWork:
 
     opened: OpenPipeline
     spark: Spark
-    targets: tuple[Target, ...]
+    targets: tuple[MysqlTarget, ...]
     jobs: Mapping[str, VerifyJob]
     way_back: WayBack
     back: bool = False
@@ -123,10 +131,7 @@ def tables_of(work: CutoverWork, provers: Sequence[Prover]) -> Tables:
     pairs = []
     for target, one in zip(work.targets, provers, strict=True):
         for name, feeding in one.feeding.items():
-            old = [
-                (reference_of(work.pipeline, source, work.opened.environ), schema.database, schema.table)
-                for source, schema in feeding
-            ]
+            old = [(reference_of(work.pipeline, source), schema.database, schema.table) for source, schema in feeding]
             new = [(target.connections[at.connection], at.database, at.table) for at in shard_tables(target, name)]
             pairs.append(TablePair(name, tuple(old), tuple(new)))
     return Tables(

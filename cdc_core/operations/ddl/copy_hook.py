@@ -16,7 +16,6 @@ import logging
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping
 
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.mysql.connections import Server
@@ -29,14 +28,7 @@ START, COMPLETE = "start", "complete"
 _SHOWN = 300
 
 
-def call(
-    command: str,
-    phase: str,
-    place: ShardTable,
-    server: Server,
-    statement: ScriptStatement,
-    environ: Mapping[str, str] | None,
-) -> None:
+def call(command: str, phase: str, place: ShardTable, server: Server, statement: ScriptStatement) -> None:
     """Raises Refused (hook.missing) for a command that cannot be run, RetryLater (hook.failed)."""
     variables = {
         "LOCKSTEP_DDL_PHASE": phase,
@@ -56,9 +48,14 @@ def call(
     }
     try:
         done = subprocess.run(
-            shlex.split(command), env={**(os.environ if environ is None else environ), **variables}, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        )  # fmt: skip
+            shlex.split(command),
+            env={**os.environ, **variables},
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
     except (OSError, ValueError, IndexError) as error:
         raise Refused(
             f"The command for copies cannot be run: {getattr(error, 'strerror', None) or error}.",

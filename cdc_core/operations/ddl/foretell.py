@@ -18,9 +18,8 @@ from cdc_core.mysql.connections import quote
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.operations.ddl.fingerprint import DefinitionFingerprint, fingerprint
 from cdc_core.operations.ddl.script import ScriptStatement
-from cdc_core.targets.reading.server_words import reason
 from cdc_core.targets.reading.sharding import ShardTable
-from cdc_core.targets.reading.target_faults import denied, translated
+from cdc_core.targets.reading.target_faults import denied, reason, translated
 
 WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("instant", ("ALGORITHM=INSTANT",)),
@@ -55,7 +54,7 @@ def foretell(
 ) -> Foretold:
     """copies: a statement that copies the table is accepted, if it is the only one.
 
-    Raises Refused (target.table, ddl.copies, ddl.refused), and target.faults' errors."""
+    Raises Refused (target.table, ddl.copies, ddl.refused), and target_faults' errors."""
     before = fingerprint(connection, shard.database, shard.table)
     if before is None:
         raise no_table(shard)

@@ -23,10 +23,10 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, Refused, RetryLater, UsageError, combined, of_all
-from cdc_core.meta import Lease, Rollout, ShardProgress
-from cdc_core.meta.rollouts import OPEN
+from cdc_core.meta import Lease
+from cdc_core.meta.rollouts import OPEN, Rollout, ShardProgress
 from cdc_core.model.readable import counted
 from cdc_core.mysql.connections import connect, resolve
 from cdc_core.mysql.server_errors import number_of
@@ -108,21 +108,20 @@ class Decided:
 class Options:
     """canary: the number of the shard that is altered first, alone. wave: how many are altered at once afterwards.
     patience_s: for how long a lock is waited for again and again, on each shard. copy_with: the command that makes
-    copies (copy_hook), "" for none. moved: is told of every step."""
+    copies (copy_hook), "" for none."""
 
     canary: int = 0
     wave: int = 8
     patience_s: float = 300.0
     copy_with: str = ""
-    moved: Callable[[str, ShardProgress], None] = lambda name, progress: None
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutWork:
-    """Of what all shards of one rollout need."""
+    """The values that all shards of one rollout need."""
 
     opened: OpenPipeline
-    target: Target
+    target: MysqlTarget
 
 
 def rollout_lease(work: RolloutWork) -> AbstractContextManager[Lease]:
@@ -140,7 +139,7 @@ def rollout_lease(work: RolloutWork) -> AbstractContextManager[Lease]:
 def decide(work: RolloutWork, text: str, name: str, direction: str, options: Options) -> Decided:
     """What the script means now. Alters nothing but an empty copy of a table, on each kind of server.
 
-    Raises UsageError (ddl.script), Refused (ddl.script), what connecting raises, and target.faults' errors.
+    Raises UsageError (ddl.script), Refused (ddl.script), what connecting raises, and target_faults' errors.
     """
     script = parse(text, name)
     statements = script.up if direction == "up" else script.down
@@ -172,12 +171,13 @@ def _takes_back(former: Rollout, text: str, direction: str) -> bool:
     return direction == "down" and former.direction == "up" and former.script == text
 
 
-def _open(former: Rollout, target: Target) -> Refused:
+def _open(former: Rollout, target: MysqlTarget) -> Refused:
     return Refused(
         f"{former.name} ({former.direction}) has not reached all shards of {target.name!r}.",
         where=former.name,
         code="ddl.open",
-        remedy="finish it with `lockstep ddl resume`, or take it back with `lockstep ddl down` and the same file",
+        remedy="finish it with `lockstep ddl resume`, or take it back with `lockstep ddl run` of the same file and "
+        "--down",
     )
 
 
@@ -195,7 +195,7 @@ def _layout_problems(work: RolloutWork, rollout: Rollout) -> Iterator[Refused]:
                 where=f"targets.{work.target.name}.tables.{logical}.sharding",
                 code="ddl.open",
                 remedy="restore the former sharding; then finish with `lockstep ddl resume`, or take it back with "
-                "`lockstep ddl down` and the same file",
+                "`lockstep ddl run` of the same file and --down",
             )
 
 
@@ -217,7 +217,7 @@ def _decided(
     by_server: dict[str, list[tuple[str, str]]] = {}
     for place in places:
         by_server.setdefault(work.target.connections[place.connection], []).append((place.database, place.table))
-    problems += [indexes_due(one.name) for one in with_due(by_server, work.opened.environ)]
+    problems += [indexes_due(one.name) for one in with_due(by_server)]
     foretold: dict[str, Foretold] = {}
     for server in dict.fromkeys(one.server for one in shards):
         mine = [one for one in shards if one.server == server and one.found is not None]
@@ -280,7 +280,7 @@ def _surveyed(work: RolloutWork, places: Sequence[ShardTable]) -> Iterator[Rollo
     found: dict[ShardTable, RolloutShard] = {}
     for number in dict.fromkeys(one.connection for one in places):
         reference = work.target.connections[number]
-        server = resolve(reference, work.opened.environ)
+        server = resolve(reference)
         with translating(reference), connect(server, where=reference) as connection:
             version = connection.get_server_info()  # type: ignore[no-untyped-call]
             for one in places:
@@ -311,9 +311,7 @@ def _held_columns(work: RolloutWork, table: DecidedTable) -> list[LockstepError]
     if not dropped:
         return []
     problems: list[LockstepError] = []
-    present = source_tables(work.opened.pipeline, work.opened.environ, only=[table.logical]).origins.get(
-        table.logical, ()
-    )
+    present = source_tables(work.opened.pipeline, only=[table.logical]).origins.get(table.logical, ())
     for origin in present:
         held = dropped & {column.name.lower() for column in origin.schema.columns}
         if held:
@@ -392,9 +390,15 @@ def _begun(work: RolloutWork, decided: Decided, lease: Lease) -> Rollout:
             ways.setdefault(server, {})[table.logical] = foretold.ways
     identity = f"{work.opened.name}/{work.target.name}/{decided.direction}/{work.opened.meta.now_us()}/{decided.text}"
     rollout = Rollout(
-        hashlib.sha256(identity.encode()).hexdigest()[:16], work.opened.name, work.target.name,
-        decided.script.name, decided.direction, decided.text, prints, ways,
-    )  # fmt: skip
+        hashlib.sha256(identity.encode()).hexdigest()[:16],
+        work.opened.name,
+        work.target.name,
+        decided.script.name,
+        decided.direction,
+        decided.text,
+        prints,
+        ways,
+    )
     known_ones = [
         ShardProgress(table.logical, shard.place.shard, table.behind(shard) or 0)
         for table in decided.tables
@@ -414,8 +418,8 @@ def _start_copy(work: RolloutWork, lease: Lease, table: DecidedTable, options: O
     (shard,) = _surveyed(work, [place])
     if table.behind(shard) == 0:
         _require_right(work, lease)
-        server = resolve(work.target.connections[place.connection], work.opened.environ)
-        copy_hook.call(options.copy_with, copy_hook.START, place, server, table.statements[0], work.opened.environ)
+        server = resolve(work.target.connections[place.connection])
+        copy_hook.call(options.copy_with, copy_hook.START, place, server, table.statements[0])
 
 
 def _bring(
@@ -440,15 +444,15 @@ def _bring(
                 raise _drifted(table, RolloutShard(place, server, found))
             if behind != progress.behind:  # a killed process has executed it, or somebody by hand
                 progress = work.opened.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind)
-                options.moved(place.name, progress)
+                work.opened.progress.note(f"{place.name}: {behind} of its statements")
             if behind == len(table.statements):
                 return
             _require_right(work, lease)
             statement, way = table.statements[behind], table.foretold[server].ways[behind]
             try:
                 if way == COPY:
-                    login = resolve(work.target.connections[place.connection], work.opened.environ)
-                    copy_hook.call(options.copy_with, copy_hook.COMPLETE, place, login, statement, work.opened.environ)
+                    login = resolve(work.target.connections[place.connection])
+                    copy_hook.call(options.copy_with, copy_hook.COMPLETE, place, login, statement)
                 else:
                     _execute(connection, place, statement, way, options.patience_s)
             except LockstepError as error:
@@ -468,7 +472,7 @@ def _execute(
     connection: pymysql.Connection[Any], place: ShardTable, statement: ScriptStatement, way: str, patience_s: float
 ) -> None:
     """By the foretold way, or a dearer one that still keeps nobody waiting. Raises Refused (ddl.refused, ddl.copies),
-    RetryLater (ddl.locked), and target.faults' errors."""
+    RetryLater (ddl.locked), and target_faults' errors."""
     ways = WAYS[[name for name, _ in WAYS].index(way) :]
     until_s = time.monotonic() + patience_s
     at = 0
@@ -501,7 +505,7 @@ def _execute(
 @contextmanager
 def _session(work: RolloutWork, place: ShardTable) -> Iterator[pymysql.Connection[Any]]:
     reference = work.target.connections[place.connection]
-    with altering_session(resolve(reference, work.opened.environ), reference) as connection:
+    with altering_session(resolve(reference), reference) as connection:
         with connection.cursor() as cursor:
             cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
             cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT_S}")

@@ -52,7 +52,12 @@ def missed(known: Mapping[str, TableCoverage], found: SourceSurvey, start: Check
             continue
         gone = found.complete and table not in found.tables
         made[table] = TableCoverage(
-            How.ABANDONED, place.seq - 1, found.at_us, str(place), found.tables.get(table), one.feeds,
+            How.ABANDONED,
+            place.seq - 1,
+            found.at_us,
+            str(place),
+            found.tables.get(table),
+            one.feeds,
             absent_seq=place.seq if gone else 0,
-        )  # fmt: skip
+        )
     return made

@@ -73,9 +73,14 @@ class CoverageLog:
         for table, rows in found.tables.items():
             known = self._known.get(table)
             first = TableCoverage(
-                How.EXISTING, seq, found.at_us, place, rows,
-                absent_seq=self._absent_seq(table), appeared=self.surveyed.seq > 0,
-            )  # fmt: skip
+                How.EXISTING,
+                seq,
+                found.at_us,
+                place,
+                rows,
+                absent_seq=self._absent_seq(table),
+                appeared=self.surveyed.seq > 0,
+            )
             if table in found.empty:
                 # Staged rows may have gone with their parents: that the table is empty does not make these go.
                 if known is None or (known.how is How.EXISTING and not known.cascaded_seq):

@@ -7,7 +7,20 @@ from dataclasses import dataclass, field
 
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Position
-from cdc_core.operations.extract.stager import StagingTotals
+
+
+@dataclass(frozen=True, slots=True)
+class StagingTotals:
+    """Totals since the stager was created."""
+
+    batches: int = 0
+    files: int = 0
+    rows: int = 0
+    events: int = 0
+    size_bytes: int = 0
+
+
+NOTHING = StagingTotals()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The extractor of one source: stream -> sink -> ring -> stager, with a lease that fences what it moves.
+"""The extractor of one source: stream -> capture -> ring -> stager, with a lease that fences what it moves.
 
 A reader thread fills the ring and a lease keeper renews the lease for as long as the extractor is open; batches
 are staged by `drain`, in the caller's thread, so that the caller decides when it has waited long enough. An
@@ -31,17 +31,19 @@ from cdc_core.errors import (
     UndoneAfterParts,
     defect,
 )
-from cdc_core.meta import Lease, Meta, RingDepth, SourceCoverage
+from cdc_core.meta import Lease, Meta, SourceCoverage
+from cdc_core.meta.meta_rows import RingDepth
 from cdc_core.model.block import Block
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
-from cdc_core.model.windows import CLOCK_TOLERANCE_US, from_us
+from cdc_core.model.windows import from_us
 from cdc_core.mysql import connections
 from cdc_core.operations.extract import abandoned_log, acceptances, hosts
 from cdc_core.operations.extract.coverage_changes import CoverageLog
-from cdc_core.operations.extract.drained import DrainResult, DrainStats
+from cdc_core.operations.extract.drained import NOTHING, DrainResult, DrainStats, StagingTotals
 from cdc_core.operations.extract.process_memory import limit_memory
-from cdc_core.operations.extract.stager import NOTHING, Stager, StagingTotals, chain_moved
+from cdc_core.operations.extract.source_clock import SourceClock
+from cdc_core.operations.extract.stager import Stager, chain_moved
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process.leaving import uninterrupted
 from cdc_core.ring import Ring, RingClosed
@@ -52,6 +54,7 @@ from cdc_core.source.host.start_position import find_start
 from cdc_core.source.host.table_survey import SourceSurvey, survey_tables
 from cdc_core.source.schemas.captured_definitions import captured_tables
 from cdc_core.source.schemas.cascades import require_seen_cascades
+from cdc_core.source.sql.accepted_places import AcceptedPlaces
 from cdc_core.source.sql.capture_policy import CapturePolicy
 from cdc_core.source.transactions.source_stream import SourceStream
 from cdc_core.source.wire import replica_identity
@@ -70,9 +73,6 @@ FRUITLESS = 3
 
 ADVICE_S = 600.0
 """How often the position is compared with what the server purges next."""
-
-CLOCK_S = 30.0
-"""How often the clocks of server and meta are asked: they can be set while we read."""
 
 FINISH_S = 2.0
 """How long what has come is waited for, once reading is interrupted."""
@@ -107,7 +107,6 @@ class Extractor:
         self._pipeline = pipeline
         self._source = pipeline.source(source)
         self._meta = opened.meta
-        self._environ = opened.environ
         self._scratch = scratch
         self._cleanup = ExitStack()
         self._attached = ExitStack()
@@ -120,9 +119,7 @@ class Extractor:
         self._lease_error: LockstepError | None = None
         self._undone: set[int] = set()
         self._advice_due_s = 0.0
-        self._clock_us = 0
-        self._clock_due_s = 0.0
-        self._clocks_differ = False
+        self._clock = SourceClock(self._source.name, self._meta)
         self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
 
     def __enter__(self) -> Extractor:
@@ -152,10 +149,10 @@ class Extractor:
 
     def _open(self, opened: ExitStack) -> None:
         pipeline, source = self._pipeline, self._source
-        self._capture = Capture(pipeline.tables, pipeline.routes, self._environ)
+        self._capture = Capture(pipeline.tables, pipeline.routes)
         self._store = self._opened.store
         for reference in source.connections:  # a wrong one is reported before anything is touched
-            connections.resolve(reference, self._environ)
+            connections.resolve(reference)
         held = self._meta.leases.held(
             source.name, self._opened.holder, pipeline.limits.lease_s, ring=self._ring_depth, lost=self._lost
         )
@@ -174,37 +171,31 @@ class Extractor:
             pipeline, source = self._pipeline, self._source
             stored = recover(self._meta, self._store, self._lease)
             replica_host = replica_identity.replica_host(pipeline.pipeline, source.name, self._lease.identity)
-            address, self._control, known = hosts.connect(source, stored, self._environ, replica_host)
+            address, self._control, known = hosts.connect(source, stored, replica_host)
             opened.callback(self._control.close)
             self._meta.leases.record_retention(self._lease, known.retention_s)
-            self._read_clock(self._control)
+            self._clock.read(self._control)
             if known.lower_case != self._capture.lower_case:
-                self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
+                self._capture = Capture(pipeline.tables, pipeline.routes, lower_case=known.lower_case)
             policy = CapturePolicy.from_config(pipeline.tables)
-            # A copy brings what they change, if the pipeline file says so.
-            level = logging.INFO if policy.on_unlogged_change == "resync" else logging.WARNING
-            for unlogged in require_seen_cascades(
-                self._control, self._capture.captures, source=source.name, policy=policy
-            ):
-                log.log(level, "%s: %s", source.name, unlogged)
+            self._require_seen_cascades(policy)
             start = self._begin(stored, address, known)
             left_out = isolated(self._store, source.name)
             for note in notes(left_out):
                 log.warning("%s: %s", source.name, note)
             pending = acceptances.pending(self._accept, start.position, self._store, source.name)
-            stats = self._drain_stats()
-            # The stream counts the losses that it repairs itself; an end that reached us is one more.
-            self._stats_before = replace(stats, losses=stats.losses + (self._stream is not None))
-            self._stream = None
-            self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
-            if self._lease_error is not None:
-                self._ring.fail(self._lease_error)
+            self._renew_ring()
             opened.callback(self._ring.close)
             self._stager = Stager(
-                pipeline, store=self._store, meta=self._meta, lease=self._lease, start=start, scratch=self._temporary,
-                acknowledge=self._ring.ack, staged=staged, isolated=left_out,
+                self._opened,
+                lease=self._lease,
+                start=start,
+                scratch=self._temporary,
+                acknowledge=self._ring.ack,
+                staged=staged,
+                isolated=left_out,
                 coverage=self._surveyed(start, known, left_out),
-            )  # fmt: skip
+            )
             opened.callback(self._stager.abort)
             limit_memory()
             if is_cold():
@@ -214,32 +205,54 @@ class Extractor:
                 source,
                 server=address,
                 start=start,
-                captures=self._capture.captures,
+                capture=self._capture,
                 replica_host=replica_host,
                 policy=policy,
                 isolated=left_out,
                 history=self._meta.schemas.history(source.name),
-                excludes=self._capture.excludes,
                 ahead=self._meta.positions.read_ahead(source.name),
                 keep_ahead=self._keep_ahead,
-                limits=pipeline.limits,
+                block_bytes=pipeline.limits.block_bytes,
                 undone=self._undone,
-                accept=pending,
-                accept_by=f"lockstep extract {pipeline.pipeline} --source {source.name} --accept",
+                accepted=AcceptedPlaces(
+                    source.name, pending, f"lockstep extract {pipeline.pipeline} --source {source.name} --accept"
+                ),
             )
             opened.enter_context(stream)
             self._stream = stream
-            self._reader_error = None
-            leaving = threading.Event()
-            reader = threading.Thread(
-                target=self._read, args=(stream, self._ring, leaving), name=f"lockstep-{source.name}", daemon=True
-            )
-            opened.callback(reader.join)
-            reader.start()
-            # Last in, first out: signal the thread to stop before joining it.
-            opened.callback(self._ring.close)
-            opened.callback(leaving.set)
+            leaving = self._start_reader(stream, opened)
             self._attached, self._leaving = opened.pop_all(), leaving
+
+    def _require_seen_cascades(self, policy: CapturePolicy) -> None:
+        # A copy brings what they change, if the pipeline file says so.
+        level = logging.INFO if policy.on_unlogged_change == "resync" else logging.WARNING
+        captures, source = self._capture.captures, self._source.name
+        for unlogged in require_seen_cascades(self._control, captures, source=source, policy=policy):
+            log.log(level, "%s: %s", source, unlogged)
+
+    def _renew_ring(self) -> None:
+        """An empty ring; the waits and losses of the stream before it stay counted."""
+        stats = self._drain_stats()
+        # The stream counts the losses that it repairs itself; an end that reached us is one more.
+        self._stats_before = replace(stats, losses=stats.losses + (self._stream is not None))
+        self._stream = None
+        self._ring = Ring(self._pipeline.limits.ring_items, self._pipeline.limits.ring_bytes)
+        if self._lease_error is not None:
+            self._ring.fail(self._lease_error)
+
+    def _start_reader(self, stream: SourceStream, opened: ExitStack) -> threading.Event:
+        """Starts the thread that fills the ring; it ends with `opened`, or once the event is set."""
+        self._reader_error = None
+        leaving = threading.Event()
+        reader = threading.Thread(
+            target=self._read, args=(stream, self._ring, leaving), name=f"lockstep-{self._source.name}", daemon=True
+        )
+        opened.callback(reader.join)
+        reader.start()
+        # Last in, first out: signal the thread to stop before joining it.
+        opened.callback(self._ring.close)
+        opened.callback(leaving.set)
+        return leaving
 
     def _begin(
         self, stored: Checkpoint | None, address: connections.Server, known: source_server.ServerFacts
@@ -374,7 +387,7 @@ class Extractor:
         until_s = time.monotonic() + FINISH_S
         while time.monotonic() < until_s and not self._ring.drained:
             if (taken := self._ring.take(timeout_s=POLL_S)) is not None:
-                self._add(taken.blocks, self._clock_us + time.monotonic_ns() // 1000)
+                self._add(taken.blocks, self._clock.now_us)
         if not self._stager.inside_transaction:
             self._stager.commit()
 
@@ -384,7 +397,7 @@ class Extractor:
         started_s = time.monotonic()
         fence: Position | None = None
         asked_now = until_us is None
-        self._clock_due_s = 0.0
+        self._clock.expire()
         while True:
             now_us = self._now_us()
             if until_us is None:
@@ -394,8 +407,10 @@ class Extractor:
                 log.warning(
                     "%s: staged up to %s, because clocks were ahead: it is %s. Completeness is determined again, and "
                     "new changes are not staged in an earlier window",
-                    self._source.name, from_us(staged_us).isoformat(), from_us(now_us).isoformat(),
-                )  # fmt: skip
+                    self._source.name,
+                    from_us(staged_us).isoformat(),
+                    from_us(now_us).isoformat(),
+                )
             if fence is None and now_us >= until_us:
                 fence = self._asked(self._end_of_log)
                 if fence is not None:
@@ -429,22 +444,9 @@ class Extractor:
         return self._result(done=False)
 
     def _now_us(self) -> int:
-        """The earlier of the clocks of server and meta: if only one of them is ahead, it does no harm."""
-        if time.monotonic() >= self._clock_due_s:
-            self._asked(self._read_clock)
-        return self._clock_us + time.monotonic_ns() // 1000
-
-    def _read_clock(self, control: pymysql.Connection) -> None:
-        server_us, meta_us = source_server.now_us(control), self._meta.now_us()
-        self._clock_us = min(server_us, meta_us) - time.monotonic_ns() // 1000
-        self._clock_due_s = time.monotonic() + CLOCK_S
-        if abs(server_us - meta_us) > CLOCK_TOLERANCE_US and not self._clocks_differ:
-            log.warning(
-                "%s: the clock of the source is at %s, and that of meta at %s: the earlier one decides which window a "
-                "change belongs to, and when a window is over. Correct the wrong clock (NTP)",
-                self._source.name, from_us(server_us).isoformat(), from_us(meta_us).isoformat(),
-            )  # fmt: skip
-        self._clocks_differ = abs(server_us - meta_us) > CLOCK_TOLERANCE_US
+        if self._clock.due:
+            self._asked(self._clock.read)
+        return self._clock.now_us
 
     def _warn_of_purge(self) -> None:
         """Warns, at intervals, when the server is about to purge what is not staged yet."""
@@ -557,7 +559,7 @@ class Extractor:
         return DrainStats(
             before.put_waits + ring.put_waits,
             before.take_waits + ring.take_waits,
-            before.losses + (0 if self._stream is None else self._stream.losses),
+            before.losses + (0 if self._stream is None else self._stream.connection.losses),
         )
 
 

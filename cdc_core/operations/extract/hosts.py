@@ -28,22 +28,20 @@ log = logging.getLogger(__name__)
 Connected = tuple[connections.Server, connections.SafeConnection, source_server.ServerFacts]
 
 
-def connect(
-    source: Source, stored: Checkpoint | None, environ: Mapping[str, str] | None, replica_host: str = ""
-) -> Connected:
+def connect(source: Source, stored: Checkpoint | None, replica_host: str = "") -> Connected:
     """The server that was read last, else the first that answers; it meets all requirements. The address leads to this
     server only.
 
     replica_host: our name as a replica; our own registration does not make the server_id taken.
 
-    Raises what `server.require_all` does, RetryLater (connection.unreachable) when none answers, and Refused
+    Raises what `source_server.require_all` does, RetryLater (connection.unreachable) when none answers, and Refused
     (source.several_servers).
     """
     away: list[RetryLater] = []
     with ExitStack() as opened:
         answering: list[Connected] = []
         for reference in source.connections:
-            address = connections.resolve(reference, environ)
+            address = connections.resolve(reference)
             try:
                 control = connections.connect(address, where=source.name, read_timeout=source.read_timeout_s)
                 opened.callback(control.close)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from cdc_core.errors import AnotherProcess
+from cdc_core.errors import AnotherProcess, TableUnready
+from cdc_core.model.position import Position
 from cdc_core.model.windows import to_us
 from cdc_core.operations.extract.drained import DrainResult
 from cdc_core.operations.extract.extractor import Extractor
@@ -96,6 +98,24 @@ def extract_if_free(opened: OpenPipeline, source: str, *, budget_s: float | None
         log.info("%s: another extractor has the source: %s", source, error.what)
         return False
     return True
+
+
+def extract_up_to(opened: OpenPipeline, source: str, place: Position, wait_s: float, *, where: str) -> None:
+    """Until everything that the source has logged before a place is staged, by this process or another.
+
+    Raises RetryLater (stage.behind), and as `extract_sources`.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while (staged := opened.meta.positions.checkpoint(source)) is None or staged.position < place:
+        if time.monotonic() > deadline_s:
+            raise TableUnready(
+                f"{source} was read up to {place}, and the stage did not reach that within {wait_s:.0f} s.",
+                where=where,
+                code="stage.behind",
+                remedy="check in `lockstep status` that the source is extracted; then try again",
+            )
+        if not extract_if_free(opened, source):
+            time.sleep(STAND_BY_S)
 
 
 def lag_s(result: DrainResult) -> float | None:

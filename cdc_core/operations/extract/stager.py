@@ -10,43 +10,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from cdc_core.binlog.gtid_text import condensed
-from cdc_core.config import Pipeline
 from cdc_core.errors import LeaseLost, RetryLater
-from cdc_core.meta import Lease, Meta
+from cdc_core.meta import Lease
 from cdc_core.model.batch import Manifest
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.windows import CLOCK_TOLERANCE_US, from_us
 from cdc_core.operations.extract.coverage_changes import CoverageLog
+from cdc_core.operations.extract.drained import NOTHING, StagingTotals
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.ring import AckPoint
-from cdc_core.source.host.gtid_sets import advanced
+from cdc_core.source.host.gtid_sets import GtidSet, advanced, set_of
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
-from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.writer import BatchWriter
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StagingTotals:
-    """Totals since the stager was created."""
-
-    batches: int = 0
-    files: int = 0
-    rows: int = 0
-    events: int = 0
-    size_bytes: int = 0
-
-
-NOTHING = StagingTotals()
 
 
 class Stager:
@@ -59,10 +44,8 @@ class Stager:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        opened: OpenPipeline,
         *,
-        store: ObjectStore,
-        meta: Meta,
         lease: Lease,
         start: Checkpoint,
         scratch: Path,
@@ -71,10 +54,10 @@ class Stager:
         isolated: Mapping[str, str] | None = None,
         coverage: CoverageLog | None = None,
     ) -> None:
-        self._pipeline = pipeline
-        self._windows = pipeline.windows
-        self._store = store
-        self._meta = meta
+        self._pipeline = opened.pipeline
+        self._windows = opened.pipeline.windows
+        self._store = opened.store
+        self._meta = opened.meta
         self._lease = lease
         self._scratch = scratch
         self._acknowledge = acknowledge
@@ -90,7 +73,7 @@ class Stager:
         self._opened_s = time.monotonic()
         self._inside_transaction = False
         self._last_point: AckPoint | None = None
-        self._gtids: list[str] = []
+        self._gtids = GtidSet()
 
     @property
     def inside_transaction(self) -> bool:
@@ -165,7 +148,7 @@ class Stager:
         self._isolated |= block.isolated
         self._inside_transaction = block.entries.kind[last] == EntryKind.PART
         self._last_point = AckPoint(block.end.file, block.end.offset, int(block.entries.commit_ts_us[last]))
-        self._gtids += condensed(block.entries.gtid)
+        self._gtids = self._gtids.union(set_of(block.entries.gtids))
         self.reached = replace(
             self.reached,
             position=block.end,
@@ -222,7 +205,7 @@ class Stager:
             self._acknowledge(self._last_point)
             self._last_point = None
         self._writer = None
-        self._gtids.clear()
+        self._gtids = GtidSet()
         return manifest
 
     def _commit_batch(self, writer: BatchWriter, end: Checkpoint) -> Manifest:

@@ -6,7 +6,7 @@ log brings from `low` on is newer, in any order of batches and replays. An ordin
 guard and with its ledger. The claim says nothing of other rows: the coverage of the table stays as it was, and rows
 that were not named keep their versions.
 
-`findings` says which keys of which tables, `claims` looks them up and stages them, `held` asks a target what it has
-under a key and removes what the route of a row does not lead to, `repairer` joins them: `repair` is the function to
-call, by the command and by a DAG.
+`repaired_keys` says which keys of which tables, `claims` looks them up and stages them, `held` (or `held_in_lake`) asks
+a target what it has under a key, `held` removes what the route of a row does not lead to, `repairer` joins them:
+`repair` is the function to call, by the command and by a DAG.
 """

@@ -3,82 +3,61 @@
 All keys of a statement are read in one view between a `low` and a `high`, as a chunk is. A key that no source table of
 the logical table has becomes a delete in each of them. It is made from the target's own row, which was found by the
 same condition: what a condition does not find anywhere is never deleted. A claim that the log has overtaken (the table
-was created, truncated or changed without row events since `low`, or the server is another one) is read again.
+was created, truncated or changed without row events since `low`, or the server is another one) is not staged; the next
+attempt reads it again.
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc_core.errors import DefinitionChanged, Refused, RetryLater, TableUnready
+from cdc_core.errors import Refused, TableUnready
 from cdc_core.meta import Lease, ReadChunk
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.block import TableRows
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import Version, encode
-from cdc_core.operations.copy.chunk_file import ChunkFile
+from cdc_core.operations.copy.chunk_file import ChunkFiles
 from cdc_core.operations.copy.chunks import chunk_rows
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.copy.staging import Claims, Staged, finish_decided, stage_claims
-from cdc_core.operations.extract.side_by_side import extract_if_free
+from cdc_core.operations.extract.side_by_side import extract_up_to
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.verify import lookup
 from cdc_core.operations.verify.canonical import row_texts
+from cdc_core.operations.verify.feeding import Feeding
 from cdc_core.operations.verify.source_rows import Read, SourceTables
-from cdc_core.operations.verify.table import LOOKED_UP_KEYS
 from cdc_core.operations.verify.verify_job import VerifyJob
 from cdc_core.source.capture import Capture
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 5
-"""How often claims are read because the log has overtaken them."""
-_PAUSE_S = 1.0
 
-
-class ClaimPlaces(Protocol):
-    """Where the rows of a logical table go."""
-
-    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]: ...
-
-
-class KeyShape(Protocol):
-    """What of a logical table a look-up by key needs; of a target, `verify.shape.Shape`. errors: as in row_texts."""
-
-    @property
-    def logical(self) -> str: ...
-    @property
-    def key(self) -> tuple[str, ...]: ...
-    @property
-    def errors(self) -> frozenset[str]: ...
-    @property
-    def destination(self) -> ClaimPlaces: ...
-
-
-S = TypeVar("S", bound=KeyShape, covariant=True)
 Gone = Callable[[Sequence[str], TableSchema], tuple[pa.RecordBatch | None, list[str]]]
 """Takes keys that no source table has, and a source's definition after the pipeline's rules. Returns the keys of which
 deletes are staged, as values of the definition (the columns of its key, and `_cdc_literal`), and their texts."""
 
 
 @dataclass(frozen=True, slots=True)
-class WantedKeys(Generic[S]):
-    """Keys of one logical table. feeding: its source tables, with their definitions before the pipeline's rules."""
+class WantedKeys:
+    """Keys of one logical table, texts of `row_texts`. key: the names of its columns. errors: as in row_texts. feeding:
+    its source tables, with their definitions before the pipeline's rules. shards: says to which ones rows belong."""
 
-    shape: S
-    feeding: Sequence[tuple[SourceTables, TableSchema]]
+    logical: str
+    key: tuple[str, ...]
     keys: Sequence[str]
+    feeding: Feeding
     gone: Gone
+    errors: frozenset[str] = frozenset()
+    shards: Callable[[pa.RecordBatch], npt.NDArray[np.int64]] = lambda rows: np.zeros(rows.num_rows, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +84,12 @@ class _Looked:
         return encode(Version(self.watermark_us, self.read.low.seq - 1, (1 << 63) - 1, self.source.name))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Made:
     """What was staged. claimed: by logical table and key."""
 
-    batches: tuple[Manifest, ...] = ()
-    claimed: dict[str, dict[str, Claimed]] = field(default_factory=dict)
+    batches: tuple[Manifest, ...]
+    claimed: Mapping[str, Mapping[str, Claimed]]
 
     def count(self, *, deleted: bool) -> int:
         return sum((one.shard < 0) == deleted for keys in self.claimed.values() for one in keys.values())
@@ -123,104 +102,47 @@ def finish_former(opened: OpenPipeline, source: str) -> None:
             finish_decided(opened.meta, opened.store, source, lease)
 
 
-def claim(
-    job: VerifyJob, wanted: Sequence[WantedKeys[Any]], leases: Mapping[str, Lease], *, queried: bool = False
-) -> Made:
+def claim(job: VerifyJob, wanted: Sequence[WantedKeys], leases: Mapping[str, Lease], *, queried: bool = False) -> Made:
     """Looks the keys up and stages what is found. leases: the copier's, by source. queried: by a reverse query.
 
-    Raises Refused (repair.copy_instead), RetryLater (verify.unsettled, stage.behind), and what reading, the store
-    and meta raise. A repeated call stages the rows again, which changes nothing.
+    Raises Refused (repair.copy_instead), RetryLater (verify.unsettled, table.redefined, stage.behind), and what
+    reading, the store and meta raise. A repeated call stages the rows again, which changes nothing.
     """
-    made = Made()
-    with tempfile.TemporaryDirectory(prefix="lockstep-repair-") as scratch:
-        for attempt in range(1, _ATTEMPTS + 1):
-            overtaken = _attempted(
-                job, wanted if attempt == 1 else _as_now(wanted), leases, Path(scratch), made, queried=queried
-            )
-            if not overtaken:
-                return made
-            log.warning(
-                "%s; the rows are read again", "; ".join(f"{table}: {why}" for table, why in dict.fromkeys(overtaken))
-            )
-    raise _overtaken(*overtaken[0])
-
-
-def _attempted(
-    job: VerifyJob,
-    wanted: Sequence[WantedKeys[Any]],
-    leases: Mapping[str, Lease],
-    scratch: Path,
-    made: Made,
-    *,
-    queried: bool,
-) -> list[tuple[str, str]]:
-    """Adds what is staged to `made`. The tables that the log has overtaken, and why."""
-    made.claimed = {one.shape.logical: {} for one in wanted}
+    claimed: dict[str, dict[str, Claimed]] = {one.logical: {} for one in wanted}
+    batches: tuple[Manifest, ...] = ()
     read: dict[str, list[Claims]] = {}
-    tables: dict[str, SourceTables] = {}
-    for one in wanted:
-        tables |= {source.name: source for source, _ in one.feeding}
-        try:
-            for name, claims in _read(job, one, leases, scratch, made.claimed[one.shape.logical], queried=queried):
+    tables = {source.name: source for one in wanted for source, _ in one.feeding}
+    with tempfile.TemporaryDirectory(prefix="lockstep-repair-") as scratch:
+        for one in wanted:
+            of_table = claimed[one.logical]
+            for name, claims in _read(job, one, leases, Path(scratch), of_table, queried=queried):
                 read.setdefault(name, []).append(claims)
-        except DefinitionChanged as error:
-            return [(one.shape.logical, error.what)]
-    overtaken: list[tuple[str, str]] = []
-    for name, claims_of_source in sorted(read.items()):
-        staged = _staged(job, tables[name], claims_of_source, leases[name])
-        made.batches += staged.batches
-        overtaken += staged.dropped
-    return overtaken
-
-
-def _as_now(wanted: Sequence[WantedKeys[Any]]) -> list[WantedKeys[Any]]:
-    """With the definitions that the source tables have now. Raises RetryLater (verify.unsettled)."""
-    found = []
-    for one in wanted:
-        feeding = []
-        for source, former in one.feeding:
-            schema, _ = source.tables().get((former.database, former.table), (None, ""))
-            if schema is None or not set(one.shape.key) <= {column.name for column in schema.columns}:
-                raise _overtaken(former.name, "the table is gone, or has another key")
-            feeding.append((source, schema))
-        found.append(replace(one, feeding=feeding))
-    return found
-
-
-def _overtaken(table: str, why: str) -> RetryLater:
-    return TableUnready(
-        f"The log overtook the rows of {table} each time they were looked up: {why}.",
-        where=table,
-        code="verify.unsettled",
-        remedy="repair again later; if the table's changes are not captured, or its copy is due, copy it: `lockstep "
-        "snapshot PIPELINE TABLE`",
-    )
+        for name, claims_of_source in sorted(read.items()):
+            staged = _staged(job, tables[name], claims_of_source, leases[name])
+            for table, why in staged.dropped:
+                raise TableUnready(
+                    f"The log overtook the rows of {table} while they were looked up: {why}.",
+                    where=table,
+                    code="verify.unsettled",
+                    remedy="try again; if the table's changes are not captured, or its copy is due, copy it: "
+                    "`lockstep snapshot PIPELINE TABLE`",
+                )
+            batches += staged.batches
+    return Made(batches, claimed)
 
 
 def _staged(job: VerifyJob, tables: SourceTables, claims: Sequence[Claims], lease: Lease) -> Staged:
     """Raises RetryLater (stage.behind)."""
     source = tables.name
-    capture = Capture(job.pipeline.tables, job.pipeline.routes, job.opened.environ)
-    deadline_s = time.monotonic() + job.wait_s
-    while True:
-        extract_if_free(job.opened, source)
-        staged = stage_claims(job.opened, source, lease, claims, capture=capture, current=tables.has)
-        if staged.waiting is None:
-            return staged
-        if time.monotonic() > deadline_s:
-            raise RetryLater(
-                f"{source} was read up to {staged.waiting}, and the stage did not reach that within {job.wait_s:.0f} "
-                "s.",
-                where=source,
-                code="stage.behind",
-                remedy="check in `lockstep status` that the source is extracted; then repair again",
-            )
-        time.sleep(_PAUSE_S)
+    capture = Capture(job.pipeline.tables, job.pipeline.routes)
+    high = max(one.chunk.high for of_table in claims for one in of_table.chunks)
+    extract_up_to(job.opened, source, high, job.wait_s, where=source)
+    return stage_claims(job.opened, source, lease, claims, capture=capture, current=tables.has)
 
 
 def _read(
     job: VerifyJob,
-    wanted: WantedKeys[Any],
+    wanted: WantedKeys,
     leases: Mapping[str, Lease],
     scratch: Path,
     claimed: dict[str, Claimed],
@@ -229,7 +151,7 @@ def _read(
 ) -> Iterator[tuple[str, Claims]]:
     """Claims of each source, whose files are durable."""
     sizes = [chunk_rows(job.pipeline.snapshot.chunk_mib << 20, source.row_bytes(one)) for source, one in wanted.feeding]
-    size = max(1, min(LOOKED_UP_KEYS, *sizes))
+    size = max(1, min(lookup.LOOKED_UP_KEYS, *sizes))
     for at in range(0, len(wanted.keys), size):
         keys = wanted.keys[at : at + size]
         # One time for all sources: a delete of one must not seem younger than a row that came to another meanwhile.
@@ -246,27 +168,27 @@ def _read(
 
 
 def _looked_up(
-    wanted: WantedKeys[Any], source: SourceTables, schema: TableSchema, keys: Sequence[str], ts_us: int
+    wanted: WantedKeys, source: SourceTables, schema: TableSchema, keys: Sequence[str], ts_us: int
 ) -> _Looked:
-    shape, own = wanted.shape, {column.name: column for column in schema.columns}
+    own = {column.name: column for column in schema.columns}
     rows: list[TableRows] = []
     shards: dict[str, int] = {}
 
     def take(found: TableRows) -> None:
         rows.append(found)
         columns = {column.name: column for column in found.schema.columns}
-        texts = row_texts(found.rows, [columns[name] for name in shape.key], shape.errors).to_pylist()
-        shards.update(zip(texts, shape.destination.shard_numbers(found.rows).tolist(), strict=True))
+        texts = row_texts(found.rows, [columns[name] for name in wanted.key], wanted.errors).to_pylist()
+        shards.update(zip(texts, wanted.shards(found.rows).tolist(), strict=True))
 
     source.await_logged()
-    where = lookup.condition([own[name] for name in shape.key], keys, shape.errors)
-    read = source.lookup(schema, shape.logical, where, take)
+    where = lookup.condition([own[name] for name in wanted.key], keys, wanted.errors)
+    read = source.lookup(schema, wanted.logical, where, take)
     return _Looked(source, schema, ts_us, read, rows, shards)
 
 
 def _durable(
     job: VerifyJob,
-    wanted: WantedKeys[Any],
+    wanted: WantedKeys,
     one: _Looked,
     missing: Sequence[str],
     lease: Lease,
@@ -276,36 +198,30 @@ def _durable(
     queried: bool,
 ) -> Claims | None:
     """None if there is nothing to say of the keys."""
-    shape, shaped = wanted.shape, one.source.capture.shape(one.schema)
+    logical, shaped = wanted.logical, one.source.capture.shape(one.schema)
     gone, texts = wanted.gone(missing, shaped) if missing else (None, [])
     if not (one.rows or texts):
         return None
-    other = shape.key if set(shaped.key) != set(shape.key) else job.pipeline.other_key(shape.logical, shaped.key)
+    other = wanted.key if set(shaped.key) != set(wanted.key) else job.pipeline.other_key(logical, shaped.key)
     if texts and other:  # every target gets the delete, which has the source's key alone
         raise Refused(
-            f"A target identifies rows of {shape.logical} by {', '.join(other)}, and {one.schema.name} by "
+            f"A target identifies rows of {logical} by {', '.join(other)}, and {one.schema.name} by "
             f"{', '.join(shaped.key) or 'no key'}, so a row that only the target has cannot be deleted through the "
             "stage.",
-            where=shape.logical,
+            where=logical,
             code="repair.copy_instead",
             remedy=f"delete the row at the target by hand, {_plain(texts[0])}; or copy the table again: `lockstep "
             "snapshot PIPELINE TABLE`",
         )
     claimed |= dict.fromkeys(texts, Claimed(-1, one.version))
     number = job.meta.copies.next_chunk(lease, one.source.name)
-    file = ChunkFile(
-        job.opened.store, one.source.capture, one.schema, source=one.source.name, number=number, epoch=lease.epoch,
-        low=one.read.low, ts_us=one.watermark_us, level=job.pipeline.stage.compression_level, scratch=scratch,
-    )  # fmt: skip
-    try:
+    files = ChunkFiles(job.opened, one.source.name, lease, one.source.capture, scratch)
+    with files.chunk(one.schema, number, one.read.low, one.watermark_us) as file:
         if gone is not None and texts:
-            file.add_gone(shape.logical, shaped, gone)
+            file.add_gone(logical, shaped, gone)
         for found in one.rows:
             file.add_routed(found)
         parts = file.finish()
-    except BaseException:
-        file.discard()
-        raise
     paths = tuple(part.path for part in parts)
     read = one.read
     chunk = CopiedChunk(

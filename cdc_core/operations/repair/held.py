@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.model.staged_columns import LITERAL, staged_schema
+from cdc_core.model.staged_columns import LITERAL, LITERAL_TYPE, staged_schema
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.mysql.connections import SafeConnection, bytes_literal, quote, sensible
 from cdc_core.operations.verify import lookup, target_rows
 from cdc_core.operations.verify.canonical import row_texts
-from cdc_core.operations.verify.shape import Shape
-from cdc_core.operations.verify.table import LOOKED_UP_KEYS
+from cdc_core.operations.verify.shape import RowRange, Shape
+from cdc_core.operations.verify.target_rows import ServerSide
 from cdc_core.results import TableReader
 from cdc_core.targets.bookkeeping.fence import require_no_fence
 from cdc_core.targets.bookkeeping.table_states import lock_table
@@ -38,10 +38,16 @@ class Held:
     tombstone: bytes | None
 
 
+def of_servers(shape: Shape) -> ServerSide:
+    """The side of a table of servers."""
+    assert isinstance(shape.side, ServerSide)  # callers have looked
+    return shape.side
+
+
 def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
     """What each shard has under these keys, texts of `row_texts`; nothing for a key that a shard has never seen."""
     found = []
-    for number, shard in enumerate(shape.destination.shards):
+    for number, shard in enumerate(of_servers(shape).shards):
         facts = shard.facts
         with target_rows.session(shard) as connection:
             ours = ours_beside(connection, facts.database, [facts.table])
@@ -62,25 +68,21 @@ def key_rows(shape: Shape, keys: Sequence[str], schema: TableSchema) -> tuple[pa
     """
     arrow = staged_schema(schema)
     fields = pa.schema([*(arrow.field(name) for name in schema.key), arrow.field(LITERAL)])
+    at = [shape.columns.index(column) for column in shape.key_columns]
     batches: list[pa.RecordBatch] = []
     texts: dict[str, None] = {}
     wanted = set(keys)
-    for shard in shape.destination.shards:
-        columns = target_rows.key_columns(shape, shard)
-        by_name = dict(zip(shape.key, columns, strict=True))
-        with target_rows.session(shard) as connection:
-            for batch in _read(
-                connection, shard.facts.database, shard.facts.table, columns, columns, keys, shape.errors
-            ):
-                own = [
-                    batch.column(field.name if field.name == LITERAL else by_name[field.name].name).cast(field.type)
-                    for field in fields
-                ]
-                taken = pa.RecordBatch.from_arrays(own, schema=fields)
-                here = row_texts(batch, columns, shape.errors).to_pylist()
-                new = [at for at, text in enumerate(here) if text in wanted and text not in texts]
-                texts |= dict.fromkeys(here[at] for at in new)
-                batches.append(taken.take(pa.array(new, pa.int64())))
+    for _, batch, columns in shape.side.batches(shape, RowRange(wanted=keys)):
+        key = [columns[number] for number in at]
+        by_name = dict(zip(shape.key, (batch.column(column.name) for column in key), strict=True))
+        by_name[LITERAL] = (
+            batch.column(LITERAL) if LITERAL in batch.schema.names else pa.nulls(batch.num_rows, LITERAL_TYPE)
+        )
+        taken = pa.RecordBatch.from_arrays([by_name[one.name].cast(one.type) for one in fields], schema=fields)
+        here = row_texts(batch, key, shape.errors).to_pylist()
+        new = [number for number, text in enumerate(here) if text in wanted and text not in texts]
+        texts |= dict.fromkeys(here[number] for number in new)
+        batches.append(taken.take(pa.array(new, pa.int64())))
     table = pa.Table.from_batches(batches, schema=fields).combine_chunks()
     rows = table.to_batches()
     return (rows[0] if rows else pa.RecordBatch.from_pylist([], schema=fields)), list(texts)
@@ -142,7 +144,7 @@ def _versions(
     *,
     versioned: bool = True,
 ) -> dict[str, bytes]:
-    """By key, the version in one of the tables that have the key's columns; b"" where it is null."""
+    """The version of each key in one of the tables that have the key's columns; b"" where it is null."""
     key = target_rows.key_columns(shape, shard)
     columns = [*key, _VERSION] if versioned else key
     found: dict[str, bytes] = {}
@@ -163,8 +165,8 @@ def _read(
     errors: Collection[str],
 ) -> Iterator[pa.RecordBatch]:
     schema = TableSchema(database, table, tuple(columns))
-    for at in range(0, len(keys), LOOKED_UP_KEYS):
-        where = lookup.condition(key, keys[at : at + LOOKED_UP_KEYS], errors)
+    for some in lookup.pieces(keys):
+        where = lookup.condition(key, some, errors)
         yield from TableReader(connection, schema).batches(f"FROM {quote(database, table)} WHERE {where}")
 
 

@@ -76,7 +76,7 @@ def _copy_instead(where: str, what: str) -> Refused:
     return Refused(what, where=where, code="repair.copy_instead", remedy=_AGAIN)
 
 
-def has_error_value(shape: Shape, key: Key) -> bool:
+def _has_error_value(shape: Shape, key: Key) -> bool:
     """Whether the key has the error value of an ENUM that has the label '' too, or bytes that are not text of their
     character set: no condition finds its row."""
     texts = {column.name for column in shape.key_columns if column.type.base in TEXT_BASES}
@@ -87,17 +87,8 @@ def has_error_value(shape: Shape, key: Key) -> bool:
     )
 
 
-def error_values(rows: Mapping[str, int]) -> Refused:
-    """rows: by logical table, how many have such a key."""
-    return _copy_instead(
-        ", ".join(rows),
-        f"No condition finds {counted(sum(rows.values()), 'finding')} of {', '.join(rows)}: the keys have the error "
-        "value of an ENUM, or bytes that are not text. They were left out.",
-    )
-
-
 def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
-    """The keys as texts of `row_texts`, without those of `has_error_value`.
+    """The keys as texts of `row_texts`.
 
     Raises Refused (repair.copy_instead, verify.no_evidence).
     """
@@ -123,8 +114,14 @@ def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
                 code="verify.no_evidence",
                 remedy="verify again, then repair what that finds",
             )
-    found = [key for key in keys if not has_error_value(shape, key)]
-    return list(dict.fromkeys(key_text([key[name] for name in shape.key]) for key in found))
+    unfound = sum(_has_error_value(shape, key) for key in keys)
+    if unfound:
+        raise _copy_instead(
+            shape.logical,
+            f"No condition finds {counted(unfound, 'finding')} of {shape.logical}: the keys have the error value of an "
+            "ENUM, or bytes that are not text. The others can be repaired alone (--finding).",
+        )
+    return list(dict.fromkeys(key_text([key[name] for name in shape.key]) for key in keys))
 
 
 def require_listed(document: Mapping[str, Any], path: str, tables: Sequence[str]) -> None:

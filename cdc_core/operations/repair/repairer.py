@@ -2,8 +2,8 @@
 
     resume    what earlier repairs have staged and the target has not taken is applied
     verify    the named keys only. A row that is equal by now is left alone; a lag is not a difference
-    hold      rows with a version that no staged change can have are set aside, unless the source is authoritative
     claim     the others are looked up in the source, and staged (claims.py)
+    give way  if the source is authoritative, what the target has of them becomes older than everything
     apply     an ordinary run; the caller's
     remove    rows in shards to which their routes do not lead, once the right shard has them
     verify    the same keys again
@@ -27,7 +27,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, Tabl
 from cdc_core.meta import Lease
 from cdc_core.meta.task_failures import REPAIR
 from cdc_core.model.readable import counted
-from cdc_core.model.version import Version, encode, newer_or_equal
+from cdc_core.model.version import newer_or_equal
 from cdc_core.operations.apply.jobs import Spark
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.copy.copyable import require_ages
@@ -35,25 +35,23 @@ from cdc_core.operations.copy.staging import finish_decided
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.pipeline_run import RunResult
 from cdc_core.operations.pipeline_run import apply as apply_staged
-from cdc_core.operations.repair.claims import Claimed, WantedKeys, claim, finish_former
-from cdc_core.operations.repair.held import Held, forget_version, held, key_rows, remove_row
+from cdc_core.operations.repair.claims import Claimed, Made, WantedKeys, claim, finish_former
+from cdc_core.operations.repair.held import Held, forget_version, held, key_rows, of_servers, remove_row
 from cdc_core.operations.repair.repaired_keys import (
     Key,
-    error_values,
-    has_error_value,
     keys_in,
     require_listed,
     texts_of,
 )
 from cdc_core.operations.verify import evidence
-from cdc_core.operations.verify.feeding import feeding_of
-from cdc_core.operations.verify.lease import verifier_lease
+from cdc_core.operations.verify.feeding import chosen, feeding_of
 from cdc_core.operations.verify.results import TableResult
 from cdc_core.operations.verify.shape import Shape
 from cdc_core.operations.verify.source_rows import SourceTables, open_sources
-from cdc_core.operations.verify.target_rows import TargetTables
-from cdc_core.operations.verify.verifier import TableKeys
-from cdc_core.operations.verify.verify_job import VerifyJob
+from cdc_core.operations.verify.table import ComparedTable
+from cdc_core.operations.verify.target_rows import ServerSide, TargetTables
+from cdc_core.operations.verify.verify_job import VerifyJob, verifier_lease
+from cdc_core.operations.verify.verify_progress import forget_found
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +65,9 @@ class Result:
     before:    by logical table, what was found of the named rows when it began.
     after:     the same once the run had ended; None where nothing was applied.
     batches:   ids of the batches that were staged. rows, deletes: in them.
-    newer:     by logical table, keys that were left alone, because the target's version is newer than anything staged.
-    forgotten: rows that gave way, so that the source's count: such ones, and with a freshness column all that differed.
+    forgotten: rows and tombstones that gave way, so that the source's rows count whatever their versions.
     removed:   rows that were in a shard to which their routes do not lead.
     claimed:   by logical table and key, what was staged.
-    left_out:  by logical table, how many of the named rows no condition finds: see findings.has_error_value.
     refused:   by logical table, why none of its rows could be repaired.
     """
 
@@ -80,45 +76,41 @@ class Result:
     batches: tuple[str, ...] = ()
     rows: int = 0
     deletes: int = 0
-    newer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     forgotten: int = 0
     removed: int = 0
     claimed: Mapping[str, Mapping[str, Claimed]] = field(default_factory=dict)
-    left_out: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, Refused] = field(default_factory=dict)
 
     @property
     def error(self) -> LockstepError | None:
         """Why the rows are not all equal now; None if they are, or if nothing was applied to the others."""
-        refused = combined(list(self.refused.values())) if self.refused else None
-        left_out = refused or (error_values(self.left_out) if self.left_out else None)
-        if self.after is None:
-            return left_out
-        left = {table: one.differences for table, one in self.after.items() if one.differences}
-        if self.newer:
-            count = sum(len(keys) for keys in self.newer.values())
-            return DataAtRisk(
-                f"{count} rows of {', '.join(self.newer)} have a version at the target that is newer than everything "
-                "staged, so somebody else wrote them.",
-                where=", ".join(self.newer),
-                code="repair.newer",
-                remedy="find out who writes there; --authoritative replaces these rows with the source's",
-            )
+        after = {} if self.after is None else self.after
+        left = {table: one.differences for table, one in after.items() if one.differences}
         if left:
             return DataAtRisk(
                 f"{sum(left.values())} rows of {', '.join(left)} still differ after the repair.",
                 where=", ".join(left),
                 code="verify.differs",
-                remedy="see with `lockstep verify` how they differ. Look for rows that the run rejected, for a "
-                "freshness column with a greater value (--authoritative ignores it), and for somebody who writes to "
-                "the target",
+                remedy="see with `lockstep verify` how they differ. Look for rows that the run rejected, and for "
+                "somebody who writes to the target. --authoritative also replaces rows with a newer version or a "
+                "greater freshness than the source's",
             )
-        return left_out
+        if self.refused:
+            return combined(list(self.refused.values()))
+        unsettled = sum(one.unsettled for one in after.values())
+        if unsettled:
+            return TableUnready(
+                f"{counted(unsettled, 'row')} changed too often to be judged.",
+                where=", ".join(after),
+                code="verify.unsettled",
+                remedy="repair again after the next run",
+            )
+        return None
 
     @property
     def settled(self) -> bool:
         """Whether every named row was judged, and is equal; false where nothing was applied."""
-        judged = self.after is not None and not self.left_out and not self.refused
+        judged = self.after is not None and not self.refused
         return judged and all(one.equal for one in (self.after or {}).values())
 
 
@@ -130,15 +122,15 @@ def repair(
     authoritative: bool = False,
     dry_run: bool = False,
 ) -> Result:
-    """Repairs the rows with these keys, by logical table: `findings.keys_in`. The caller holds the verifier's lease.
+    """Repairs the rows with these keys, by logical table (`repaired_keys.keys_in`). The caller holds the verifier's
+    lease.
 
     apply: applies what is staged to the job's target, as `lockstep run --staged --target` does; None: it is left to the
     next run. dry_run: only says how the rows differ now. A table that cannot be repaired is left out.
 
     Raises, if all are left out, Refused (repair.copy_instead, verify.no_evidence, snapshot.not_copyable,
-    verify.not_comparable, verify.source_gone, and what opening the destination
-    raises); else DataAtRisk (repair.limit), UsageError (usage.unknown_name), RetryLater (snapshot.paused), and what
-    verifying, claiming and `apply` raise.
+    verify.not_comparable, verify.source_gone, and what opening the destination raises); else DataAtRisk (repair.limit),
+    UsageError (usage.unknown_name), RetryLater (snapshot.paused), and what verifying, claiming and `apply` raise.
     """
     try:
         done = _repair(job, keys, apply=apply, authoritative=authoritative, dry_run=dry_run)
@@ -147,13 +139,9 @@ def repair(
             _kept(job, error)
         raise
     if not dry_run and apply is not None:
-        _kept(job, outcome(done))
+        _kept(job, done.error)
         if job.lease is not None:
-            equal = {
-                name: len(keys[name]) - done.left_out.get(name, 0)
-                for name, one in (done.after or {}).items()
-                if one.equal
-            }
+            equal = {name: len(keys[name]) for name, one in (done.after or {}).items() if one.equal}
             job.meta.verifications.forget_differences(job.lease, job.target.name, equal)
     return done
 
@@ -168,11 +156,6 @@ class RepairReport:
     unjudged: Mapping[str, str]
     done: Result
     runs: tuple[RunResult, ...]
-
-    @property
-    def error(self) -> LockstepError | None:
-        """See `outcome`."""
-        return outcome(self.done)
 
 
 def repair_target(
@@ -209,9 +192,12 @@ def repair_target(
 
     with verifier_lease(opened, target) as lease:
         done = repair(
-            VerifyJob(opened, opened.pipeline.target(target), lease), keys,
-            apply=applied if spark is not None else None, authoritative=authoritative, dry_run=dry_run,
-        )  # fmt: skip
+            VerifyJob(opened, opened.pipeline.target(target), lease),
+            keys,
+            apply=applied if spark is not None else None,
+            authoritative=authoritative,
+            dry_run=dry_run,
+        )
     unjudged = {
         one["table"]: one["error"]["what"] if one["error"] else "rows were changing"
         for one in document["tables"]
@@ -248,48 +234,46 @@ def _repair(
             _resume(job, apply)
         targets = TargetTables()
         asked, texts, refused = _asked(job, sources, keys, targets)
-        unfound = {name: sum(has_error_value(asked[name].shape, key) for key in keys[name]) for name in asked}
-        left_out = {name: count for name, count in unfound.items() if count}
         with targets:
-            before = {name: table.verify(texts[name]) for name, table in asked.items()}
+            before = {name: table.compared(texts[name]) for name, table in asked.items()}
         wanted = [
             WantedKeys(
-                table.shape,
+                name,
+                table.shape.key,
+                texts_of(table.shape, [one.key for one in before[name].findings]),
                 table.feeding,
-                tuple(texts_of(table.shape, [one.key for one in before[name].findings])),
                 partial(key_rows, table.shape),
+                table.shape.errors,
+                table.shape.side.shard_numbers,
             )
             for name, table in asked.items()
             if before[name].findings
         ]
         if dry_run:
-            return Result(before, left_out=left_out, refused=refused)
-        done = _repaired(job, before, wanted, apply, authoritative=authoritative)
-        done = replace(done, left_out=left_out, refused=refused)
+            return Result(before, refused=refused)
+        forget_found(job, asked)
+        there = {one.logical: _there(asked[one.logical].shape, one.keys) for one in wanted} if authoritative else {}
+        made = _claimed(job, wanted)
+        done = Result(
+            before,
+            batches=tuple(one.batch_id for one in made.batches),
+            rows=made.count(deleted=False),
+            deletes=made.count(deleted=True),
+            claimed=made.claimed,
+            refused=refused,
+        )
         if apply is None:
             return done
+        forgotten = sum(_given_way(asked[name].shape, rows) for name, rows in there.items())
+        if made.batches:
+            apply()
         # Opened again: the run may have added what Lockstep needs there.
         fed = feeding_of(job, sources)
-        asked = {name: TableKeys(job, fed, name, targets) for name in asked}
+        asked = {name: ComparedTable(job, name, fed.feeding(name), targets) for name in asked}
         removed = sum(_remove_misplaced(asked[name].shape, claimed) for name, claimed in done.claimed.items())
         with targets:
-            after = {name: table.verify(texts[name]) for name, table in asked.items()}
-        return replace(done, after=after, removed=removed)
-
-
-def outcome(done: Result) -> LockstepError | None:
-    """What keeps a repair from being complete: `Result.error`, or RetryLater (verify.unsettled)."""
-    if done.error is not None or done.after is None:
-        return done.error
-    unsettled = sum(one.unsettled for one in done.after.values())
-    if unsettled:
-        return TableUnready(
-            f"{counted(unsettled, 'row')} changed too often to be judged.",
-            where=", ".join(done.after),
-            code="verify.unsettled",
-            remedy="repair again after the next run",
-        )
-    return None
+            after = {name: table.compared(texts[name]) for name, table in asked.items()}
+        return replace(done, after=after, removed=removed, forgotten=forgotten)
 
 
 def _resume(job: VerifyJob, apply: Callable[[], object]) -> None:
@@ -306,58 +290,29 @@ def _resume(job: VerifyJob, apply: Callable[[], object]) -> None:
         apply()
 
 
-def _repaired(
-    job: VerifyJob,
-    before: Mapping[str, TableResult],
-    wanted: Sequence[WantedKeys[Shape]],
-    apply: Callable[[], object] | None,
-    *,
-    authoritative: bool,
-) -> Result:
-    """The result without what is known only after the run."""
-    there = {one.shape.logical: held(one.shape, one.keys) for one in wanted}
-    foreign = {one.shape.logical: _foreign(job, one, there[one.shape.logical]) for one in wanted}
-    newer: dict[str, tuple[str, ...]] = {}
-    if not authoritative:
-        newer = {table: tuple(dict.fromkeys(one.key for one in rows)) for table, rows in foreign.items() if rows}
-        wanted = [
-            replace(one, keys=tuple(key for key in one.keys if key not in newer.get(one.shape.logical, ())))
-            for one in wanted
-        ]
-    wanted = [one for one in wanted if one.keys]
+def _claimed(job: VerifyJob, wanted: Sequence[WantedKeys]) -> Made:
+    """Under the copier's lease of each source."""
     with ExitStack() as leased:
         leases: dict[str, Lease] = {}
         for name in sorted({source.name for one in wanted for source, _ in one.feeding}):
             leases[name] = leased.enter_context(copier_lease(job.opened, name))
             finish_decided(job.meta, job.opened.store, name, leases[name])
         _require_below_limit(job, wanted)
-        made = claim(job, wanted, leases)
-    forgotten = 0
-    if apply is not None and authoritative:
-        for one in wanted:
-            rows = dict.fromkeys(foreign[one.shape.logical])
-            if one.shape.destination.rule.freshness is not None:
-                rows |= dict.fromkeys(row for row in there[one.shape.logical] if row.row is not None)
-            forgotten += sum(_give_way(one.shape, row) for row in rows)
-    if apply is not None and made.batches:
-        apply()
-    return Result(
-        before, None, tuple(one.batch_id for one in made.batches), made.count(deleted=False), made.count(deleted=True),
-        newer, forgotten, claimed=made.claimed,
-    )  # fmt: skip
+        return claim(job, wanted, leases)
 
 
 def _asked(
     job: VerifyJob, sources: Sequence[SourceTables], keys: Mapping[str, Sequence[Key]], targets: TargetTables
-) -> tuple[dict[str, TableKeys], dict[str, list[str]], dict[str, Refused]]:
+) -> tuple[dict[str, ComparedTable], dict[str, list[str]], dict[str, Refused]]:
     """By logical table: its rows, the texts of the named keys, and why it cannot be repaired. Raises as `repair`."""
-    asked: dict[str, TableKeys] = {}
+    asked: dict[str, ComparedTable] = {}
     texts: dict[str, list[str]] = {}
     refused: dict[str, Refused] = {}
     fed = feeding_of(job, sources)
     for name in keys:
         try:
-            table = TableKeys(job, fed, name, targets)
+            chosen(job, fed, [name])
+            table = ComparedTable(job, name, fed.feeding(name), targets)
             texts[name] = list(texts_of(table.shape, keys[name]))
             for source, schema in table.feeding:
                 require_ages(job.pipeline, source.capture, schema)
@@ -369,7 +324,7 @@ def _asked(
     return asked, texts, refused
 
 
-def _require_below_limit(job: VerifyJob, wanted: Sequence[WantedKeys[Shape]]) -> None:
+def _require_below_limit(job: VerifyJob, wanted: Sequence[WantedKeys]) -> None:
     """Raises DataAtRisk (repair.limit)."""
     limit = job.pipeline.repair.max_rows_per_day
     asked: dict[str, int] = {}
@@ -389,29 +344,34 @@ def _require_below_limit(job: VerifyJob, wanted: Sequence[WantedKeys[Shape]]) ->
             )
 
 
-def _foreign(job: VerifyJob, one: WantedKeys[Shape], there: Sequence[Held]) -> list[Held]:
-    """What of the target's rows has a version that no staged change can have."""
-    ends = []
-    for source in {source.name for source, _ in one.feeding}:
-        staged = job.meta.positions.checkpoint(source)  # read after the versions: what was staged meanwhile is known
-        assert staged is not None  # verify.not_started
-        ends.append(encode(Version(staged.watermark_us, staged.position.seq - 1, (1 << 63) - 1, source)))
-
-    def known(version: bytes | None) -> bool:
-        return not version or any(newer_or_equal(_of_source(end, version), version) for end in ends)
-
-    return [row for row in there if not (known(row.row) and known(row.tombstone))]
-
-
 def _of_source(end: bytes, version: bytes) -> bytes:
-    """The end of what is staged with the origin of a version of the same source, so that only their places differ."""
+    """A version with the origin of another of the same source, so that only their places differ."""
     source = end[24:]
     return end + version[24 + len(source) :] if version[24:].startswith(source + b"\0") else end
 
 
+def _there(shape: Shape, keys: Sequence[str]) -> list[Held]:
+    """What the target has under these keys."""
+    if isinstance(shape.side, ServerSide):
+        return held(shape, keys)
+    from cdc_core.operations.repair import held_in_lake  # needs an extra
+
+    return held_in_lake.held(shape, keys)
+
+
+def _given_way(shape: Shape, rows: Sequence[Held]) -> int:
+    """How much of this has become older than everything."""
+    if isinstance(shape.side, ServerSide):
+        return sum(_give_way(shape, row) for row in rows)
+    from cdc_core.operations.repair import held_in_lake
+
+    return held_in_lake.give_way(shape, rows)
+
+
 def _give_way(shape: Shape, row: Held) -> bool:
-    shard = shape.destination.shards[row.shard]
-    if shape.destination.rule.freshness is not None and row.row is not None:
+    side = of_servers(shape)
+    shard = side.shards[row.shard]
+    if side.destination.rule.freshness is not None and row.row is not None:
         return remove_row(shape, shard, row.key, row.row)  # the greater value would count, whatever the version
     return forget_version(shape, shard, row)
 
@@ -421,7 +381,7 @@ def _remove_misplaced(shape: Shape, claimed: Mapping[str, Claimed]) -> int:
 
     A row that a change after the claim has moved there is newer than the claim, and stays.
     """
-    if len(shape.destination.shards) == 1 or not claimed:
+    if len(shape.side.places) == 1 or not claimed:
         return 0
     by_key: dict[str, list[tuple[int, bytes]]] = {}
     for row in held(shape, list(claimed)):
@@ -434,5 +394,5 @@ def _remove_misplaced(shape: Shape, claimed: Mapping[str, Claimed]) -> int:
             continue  # the run did not write it: another change is newer, or the target has rejected the row
         for shard, version in rows:
             if shard != one.shard and newer_or_equal(_of_source(one.version, version), version):
-                removed += remove_row(shape, shape.destination.shards[shard], key, version)
+                removed += remove_row(shape, of_servers(shape).shards[shard], key, version)
     return removed

@@ -22,8 +22,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -155,14 +153,6 @@ class _Changed:
     def errors(self) -> frozenset[str]:
         return errors_of(self.definition)
 
-    @property
-    def destination(self) -> _Changed:
-        return self
-
-    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """To which shards the rows belong is the run's affair."""
-        return np.zeros(rows.num_rows, np.int64)
-
     def gone(self, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch | None, list[str]]:
         """As claims.Gone."""
         arrow = staged_schema(schema)
@@ -274,7 +264,7 @@ def _asked(store: ObjectStore, view: PlanView, pending: Sequence[str]) -> dict[s
 
 def _askable(
     pipeline: Pipeline, sources: Sequence[SourceTables], wanted: Mapping[str, _Changed], left_out: dict[str, str]
-) -> list[WantedKeys[_Changed]]:
+) -> list[WantedKeys]:
     """With the source tables that feed each logical table now; adds why others cannot be looked up."""
     fed, _ = read_feeding(sources, wanted.__contains__)
     asked = []
@@ -284,7 +274,8 @@ def _askable(
         if why:
             left_out[logical] = why
         else:
-            asked.append(WantedKeys(changed, fed.tables[logical], tuple(changed.seqs), changed.gone))
+            keys, feeding = tuple(changed.seqs), fed.tables[logical]
+            asked.append(WantedKeys(logical, changed.key, keys, feeding, changed.gone, changed.errors))
     return asked
 
 

@@ -8,12 +8,9 @@ state that the consumed batches leave, or the state after any change that the ta
 never a difference. What is neither is a finding, and the stage, the third corner, says which side is wrong. Of rows
 that are equal the stage is not asked: it may still have a row that both sides have lost without a trace in the log.
 
-It reads the source itself, never the replica of `copy_from`: a replica may have rows that were changed without the log,
-and a copy read from it would be compared with the same rows and found equal.
-
-`canonical` makes texts of rows, `comparison` compares them, `judgement` judges those that differ. `source_rows`,
-`target_rows` and `history` read the three corners, `staged_batches` waits for the third. `table` joins them for the
-ranges of one table, `counting` for the modes that only count, and `opened_findings` reads the rows that differ again.
-`job` is what a verification works with, `results` what it finds, `kept_progress` what a killed one leaves, `evidence`
-what was proven. `verifier` is the function to call.
+`canonical` makes texts of rows; `columnwise`, `range_rows` and `comparison` compare them, and `judgement` judges those
+that differ. `source_rows`, `target_rows` or `lake_rows`, and `staged_history` read the three corners; `staged_batches`
+waits for the third. `table` joins them for the ranges of one table; `counting` is for the modes that only count.
+`verify_job` is what a verification works with, `results` what it finds, `verify_progress` what a killed one leaves, and
+`evidence` what was proven. `verifier` is the function to call.
 """

@@ -1,6 +1,6 @@
 """Rows as canonical texts: equal values have equal texts on every server, in every type that takes them unchanged.
 
-It may assume a pair of types that target.pairs allows. It must keep true that two values that a server tells apart have
+It may assume a pair of types that type_pairs allows. It must keep true that two values that a server tells apart have
 different texts: case, trailing blanks, the sign of zero, the last digit of a FLOAT and an ENUM's error value beside its
 label '' count; the width of an integer, a DECIMAL's scale, the fractional digits of a time, the character set and the
 order of a SET's labels do not.
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cdc_core.model.decimals import without_exponents
 from cdc_core.model.schema import Column, ColumnType
 from cdc_core.model.staged_columns import LITERAL, LiteralEntries
-from cdc_core.targets.tables.text_columns import column_text, escaped, without_text
+from cdc_core.targets.tables.text_columns import column_text, escaped, odd_literals
 
 SEPARATOR = "\t"
 NULL = "\\N"
@@ -51,20 +51,14 @@ def row_texts(rows: pa.RecordBatch, columns: Sequence[Column], errors: Collectio
 
 def compared_texts(rows: pa.RecordBatch, column: Column, errors: Collection[str] = frozenset()) -> pa.StringArray:
     """What `row_texts` joins: null for null, and for no other value."""
-    text = _with_bytes(rows, column, escaped(column_texts(rows, column)), BYTES)
-    return _with_errors(rows, column, text, errors, ERROR_VALUE)
+    text = _with_bytes(rows, column, escaped(column_texts(rows, column)))
+    return _with_errors(rows, column, text, errors)
 
 
 def key_text(values: Sequence[str | None]) -> str:
     """What `row_texts` makes of one row with these canonical texts."""
     parts = [NULL if one is None else escaped(pa.array([one], pa.string()))[0].as_py() for one in values]
     return SEPARATOR.join(parts)
-
-
-def shown_texts(rows: pa.RecordBatch, column: Column, errors: Collection[str] = frozenset()) -> pa.StringArray:
-    """`column_texts` for people."""
-    text = _with_bytes(rows, column, column_texts(rows, column), BYTES_SHOWN)
-    return _with_errors(rows, column, text, errors, ERROR_SHOWN)
 
 
 def values_of(text: str) -> list[str | None]:
@@ -86,19 +80,17 @@ def _value(part: str) -> str | None:
     return None if part == NULL else _ESCAPED.sub(lambda match: _PLAIN[match[1]], part)
 
 
-def _with_bytes(rows: pa.RecordBatch, column: Column, text: pa.StringArray, mark: str) -> pa.StringArray:
+def _with_bytes(rows: pa.RecordBatch, column: Column, text: pa.StringArray) -> pa.StringArray:
     """With a mark before bytes that are not text: a text may have the same digits."""
-    places = [row for row, name in without_text(rows) if name == column.name]
+    places = [row for row, name, is_bytes in odd_literals(rows) if is_bytes and name == column.name]
     if not places:
         return text
     mask = np.zeros(rows.num_rows, bool)
     mask[places] = True
-    return pc.if_else(pa.array(mask), pc.binary_join_element_wise(mark, text, ""), text)
+    return pc.if_else(pa.array(mask), pc.binary_join_element_wise(BYTES, text, ""), text)
 
 
-def _with_errors(
-    rows: pa.RecordBatch, column: Column, text: pa.StringArray, errors: Collection[str], error: str
-) -> pa.StringArray:
+def _with_errors(rows: pa.RecordBatch, column: Column, text: pa.StringArray, errors: Collection[str]) -> pa.StringArray:
     """With a text of its own for the error value, which the rows tell from the label '' by an empty literal alone."""
     if column.name.lower() not in errors or LITERAL not in rows.schema.names:
         return text
@@ -109,7 +101,7 @@ def _with_errors(
     mine = np.asarray(pc.and_(pc.equal(entries.name, column.name), pc.equal(entries.text, "")))
     mask = np.zeros(rows.num_rows, bool)
     mask[entries.row[mine]] = True
-    return pc.if_else(pa.array(mask), pa.scalar(error), text) if mask.any() else text
+    return pc.if_else(pa.array(mask), pa.scalar(ERROR_VALUE), text) if mask.any() else text
 
 
 def normal_form(kind: ColumnType) -> str:

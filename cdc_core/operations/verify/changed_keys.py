@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from cdc_core.errors import LockstepError
 from cdc_core.history.codes import whole
 from cdc_core.history.rule import TableRule
-from cdc_core.meta import FileRow
+from cdc_core.meta.meta_rows import FileRow
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged_columns import LITERAL, OP, SEQ, TRUNCATE, TS
 from cdc_core.stage import compactions

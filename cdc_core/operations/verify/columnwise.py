@@ -13,7 +13,6 @@ compare it with canonical.row_texts.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -108,42 +107,6 @@ def differing_keys(source: Pieces, target: Pieces) -> pa.StringArray | None:
     return pa.concat_arrays([missing, surplus, mine.take(at_source.filter(pa.array(differs)))])
 
 
-def digest(pieces: Pieces) -> int:
-    """The first 128 bits of the SHA-256 of the columns: equal values of the same Arrow types, however they are cut into
-    pieces, have the same."""
-    found = hashlib.sha256()
-    found.update(f"{_count(pieces)}".encode())
-    for at in range(len(pieces[0].columns) if pieces else 0):
-        column = pieces[0].columns[at]
-        values = _values(pieces, at) if _shared_form(pieces, at) else _canonical(pieces, at)
-        found.update(f"\n{column.name}\n{column.type}\n{values.null_count}\n".encode())
-        if values.null_count:
-            found.update(np.packbits(np.asarray(values.is_valid())).tobytes())
-            values = values.drop_null()
-        for part in _bytes_of(values):
-            found.update(part.data)
-    return int.from_bytes(found.digest()[:16])
-
-
-def _bytes_of(values: pa.Array) -> list[npt.NDArray[np.uint8]]:
-    """The bytes of an array without nulls."""
-    kind = values.type
-    if pa.types.is_boolean(kind):
-        values, kind = values.cast(pa.uint8()), pa.uint8()
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        _, offsets, data = values.buffers()
-        ends = np.frombuffer(offsets or bytes(4), np.int32)[values.offset : values.offset + len(values) + 1]
-        body = np.frombuffer(data or b"", np.uint8)
-        if not len(values):
-            return []
-        return [np.diff(ends).view(np.uint8), body[ends[0] : ends[-1]]]
-    if not len(values):
-        return []
-    width = kind.bit_width // 8
-    body = np.frombuffer(values.buffers()[1], np.uint8)
-    return [body[values.offset * width : (values.offset + len(values)) * width]]
-
-
 def _count(pieces: Pieces) -> int:
     return sum(piece.rows.num_rows for piece in pieces)
 
@@ -177,7 +140,7 @@ def _equal_columns(source: Pieces, target: Pieces, at: int) -> bool:
 def _differs(
     source: Pieces, target: Pieces, at: int, at_source: pa.Int64Array, at_target: pa.Int64Array
 ) -> npt.NDArray[np.bool_]:
-    """Of each pair of rows, whether the column differs."""
+    """Where a column differs, for each pair of rows."""
     if _shared_form([*source, *target], at):
         found = _unlike(_values(source, at).take(at_source), _values(target, at).take(at_target))
         if not found.any():

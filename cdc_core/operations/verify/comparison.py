@@ -59,14 +59,6 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """What was read of one side. sum_: of the first 128 bits of SHA-256 of all rows, modulo 2 to the 128th, hex."""
-
-    rows: int
-    sum_: str
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """moving: keys that differed, and that changes explain. unsettled: keys that a later look can judge. first: some
     findings, in the order of their keys."""
@@ -80,9 +72,9 @@ class Verdict:
 _SIDES = ("source", "target")
 _MEMORY = "512MB"
 _TABLES, _EVENTS = 256, 16_384
-"""Of events that are kept by one statement."""
+"""The most tables and events that one statement keeps."""
 _KEYS = 1 << 16
-"""That are judged at once."""
+"""The most keys that are judged at once."""
 _PART_EVENTS = 1 << 18
 """So many events of these keys are gathered before those that do not matter are left out."""
 _LAST = (1 << 63) - 1
@@ -109,10 +101,14 @@ class Comparison:
         self._db = duckdb.connect(
             str(folder / "verify.duckdb"),
             config={
-                "memory_limit": _MEMORY, "threads": 2, "temp_directory": str(folder), "preserve_insertion_order": False,
-                "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+                "memory_limit": _MEMORY,
+                "threads": 2,
+                "temp_directory": str(folder),
+                "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
             },
-        )  # fmt: skip
+        )
         self._db.execute("SET python_enable_replacements = false")
         for side in _SIDES:
             self._db.execute(f"CREATE OR REPLACE TABLE {side}_rows (k VARCHAR, g BLOB)")
@@ -145,16 +141,8 @@ class Comparison:
         found: pa.Table = self._db.sql("SELECT k FROM differing ORDER BY key").to_arrow_table()
         return whole(found.column(0))
 
-    def side(self, side: str) -> Side:
-        """What was read of a side."""
-        halves = ", ".join(
-            f"coalesce(sum(('0x' || {part}(hex(g), 16))::UBIGINT::HUGEINT), 0)" for part in ("left", "right")
-        )
-        rows, high, low = self._db.execute(f"SELECT count(*), {halves} FROM {side}_rows").fetchall()[0]
-        return Side(int(rows), f"{((int(high) << 64) + int(low)) % (1 << 128):032x}")
-
     def differences(self) -> Differences:
-        """Those of the keys that differ, after `differing`."""
+        """The rows of the keys that differ, after `differing`."""
         return Differences(self._db, keyed=self._keyed, apart=self._apart)
 
 

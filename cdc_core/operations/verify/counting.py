@@ -1,96 +1,146 @@
-"""Verifications that only count: the rows of both sides, and the greatest key."""
+"""Verifications that only count: how many rows both sides have, and their greatest keys, as of places of the log.
+
+Cheap, and no proof: rows may differ in every value. The manifests say how many rows each batch brings and takes away. A
+batch that a side had when it was counted changes that side's count; of one that it may have had in part, the change
+lies between bounds. It must keep true that a lag is never a difference: only a count outside of all bounds is one.
+"""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cdc_core.errors import Refused
-from cdc_core.operations.copy import key_ranges
+from cdc_core.model.batch import Manifest
+from cdc_core.model.position import Position
+from cdc_core.model.staged_columns import DELETE, INSERT, TRUNCATE, UPDATE
 from cdc_core.operations.copy.key_ranges import Key
-from cdc_core.operations.verify import target_rows
-from cdc_core.operations.verify.comparison import Side
-from cdc_core.operations.verify.counts import excess_of, judged
-from cdc_core.operations.verify.feeding import Feeding
 from cdc_core.operations.verify.judgement import Wrong
 from cdc_core.operations.verify.modes import Mode
 from cdc_core.operations.verify.results import TableResult
-from cdc_core.operations.verify.shape import Shape
-from cdc_core.operations.verify.staged_batches import StagedBatches
-from cdc_core.operations.verify.target_rows import TargetTables
-from cdc_core.operations.verify.verify_job import VerifyJob
 from cdc_core.operations.verify.verify_progress import SourceSpan, joined
 
+if TYPE_CHECKING:
+    from cdc_core.operations.verify.table import ComparedTable
 
-class CountedTable:
-    """One logical table. whole: why it cannot be cut into ranges, "" where it can."""
 
-    def __init__(
-        self, job: VerifyJob, name: str, shape: Shape, feeding: Feeding, targets: TargetTables, batches: StagedBatches,
-        whole: str,
-    ) -> None:  # fmt: skip
-        self._job, self._name, self._shape, self._feeding = job, name, shape, feeding
-        self._targets, self._batches, self._whole = targets, batches, whole
+def count_rows(table: ComparedTable) -> TableResult:
+    """Raises Refused (verify.mode), and what reading raises."""
+    job, shape = table.job, table.shape
+    started_s = time.monotonic()
+    _require_countable(table)
+    spans: tuple[SourceSpan, ...] = ()
+    last: Key = ()
+    here = 0
+    for source, schema in table.feeding:
+        rows, last, read = source.count(schema)
+        here += rows
+        job.report(table.name, "source", here)
+        spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
+    consumed = table.consumed()
+    there = table.target_rows()
+    job.report(table.name, "target", there)
+    reached = job.mode is not Mode.MAX_ID or not last or table.reaches(last)
+    bounds = {one.source: (one.low, one.high) for one in spans}
+    sharding = shape.side.sharding
+    moves = sharding is not None and sharding.key not in shape.key
+    chains = table.batches.chains_until(spans)
+    excess = _excess_of(chains, table.name, bounds, consumed.batches, moving=moves)
+    differences = moving = unsettled = 0
+    if there != here or not reached:
+        if excess.unbounded:
+            unsettled = 1
+        elif not excess.least <= there - here <= excess.most:
+            differences = max(excess.least - (there - here), there - here - excess.most)
+        elif not reached and not excess.touched:
+            differences = 1
+        elif consumed.known:
+            moving = 1
+        else:
+            unsettled = 1
+    return TableResult(
+        table.name,
+        mode=job.mode,
+        spans=spans,
+        consumed_until=consumed.until,
+        source_rows=here,
+        target_rows=there,
+        moving=moving,
+        unsettled=unsettled,
+        unreplayed=unsettled > 0 and not consumed.known,
+        found={Wrong.UNKNOWN: differences} if differences else {},
+        ranges=1,
+        greatest_differs=differences > 0 and not reached,
+        seconds=time.monotonic() - started_s,
+    )
 
-    def counted(self) -> TableResult:
-        """Raises Refused (verify.mode), and what reading raises."""
-        started_s = time.monotonic()
-        self._require_countable()
-        spans: tuple[SourceSpan, ...] = ()
-        last: Key = ()
-        rows = 0
-        for source, schema in self._feeding:
-            count, last, read = source.count(schema)
-            rows += count
-            self._job.report(self._name, "source", rows)
-            spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
-        consumed = self._batches.consumed()
-        shards = self._shape.destination.shards
-        there = sum(self._targets.count(self._shape, shard) for shard in shards)
-        self._job.report(self._name, "target", there)
-        reached = self._job.mode is not Mode.MAX_ID or not last or self.reaches(last)
-        chains = self._batches.chains_until(spans)
-        bounds = {one.source: (one.low, one.high) for one in spans}
-        sharding = self._shape.destination.rule.sharding
-        moves = sharding is not None and sharding.key not in self._shape.key
-        excess = excess_of(chains, self._name, bounds, consumed.batches, moving=moves)
-        verdict = judged(rows, there, excess, reached=reached)
-        moving = verdict.moving if consumed.known else 0
-        unsettled = verdict.unsettled + verdict.moving - moving
-        return TableResult(
-            self._name, mode=self._job.mode, spans=spans,
-            consumed_until=consumed.until, source=Side(rows, ""), target=Side(there, ""), moving=moving,
-            unsettled=unsettled, unreplayed=unsettled > 0 and not consumed.known,
-            found={Wrong.UNKNOWN: verdict.differences} if verdict.differences else {}, ranges=1,
-            greatest_differs=verdict.differences > 0 and not reached, seconds=time.monotonic() - started_s,
-        )  # fmt: skip
 
-    def _require_countable(self) -> None:
-        """Raises Refused (verify.mode)."""
-        names = [schema.name for _, schema in self._feeding]
-        why = ""
-        if any(re.fullmatch(rule.match, name) for rule in self._job.pipeline.tables.rows for name in names):
-            why = "a filter leaves out rows of the source"
-        elif len(names) > 1 and self._shape.destination.rule.shared_keys == "newest":
-            why = "source tables may share keys (shared_keys: newest), so that their rows are fewer in the target"
-        elif self._job.mode is Mode.MAX_ID and len(names) > 1:
-            why = "several source tables feed it"
-        elif self._job.mode is Mode.MAX_ID:
-            why = self._whole
-        if why:
-            raise Refused(
-                f"{self._name} cannot be verified in the mode {self._job.mode}: {why}.",
-                where=self._name,
-                code="verify.mode",
-                remedy="verify the table with --mode ordered",
-            )
+def _require_countable(table: ComparedTable) -> None:
+    """Raises Refused (verify.mode)."""
+    job, names = table.job, [schema.name for _, schema in table.feeding]
+    why = ""
+    if any(re.fullmatch(rule.match, name) for rule in job.pipeline.tables.rows for name in names):
+        why = "a filter leaves out rows of the source"
+    elif len(names) > 1 and table.rule.shared_keys == "newest":
+        why = "source tables may share keys (shared_keys: newest), so that their rows are fewer in the target"
+    elif job.mode is Mode.MAX_ID:
+        why = "several source tables feed it" if len(names) > 1 else table.whole
+    if why:
+        raise Refused(
+            f"{table.name} cannot be verified in the mode {job.mode}: {why}.",
+            where=table.name,
+            code="verify.mode",
+            remedy="verify the table with --mode ordered",
+        )
 
-    def reaches(self, last: Key) -> bool:
-        """Whether the target has this key, and none after it."""
-        found = False
-        for shard in self._shape.destination.shards:
-            schema = target_rows.schema_of(self._shape, shard)
-            if self._targets.count(self._shape, shard, f"WHERE {key_ranges.after(schema, last)}"):
-                return False
-            found = found or bool(self._targets.count(self._shape, shard, f"WHERE {key_ranges.equal(schema, last)}"))
-        return found
+
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """How many rows the target may have more than the source, from `least` to `most`; unbounded: nothing is known.
+    touched: some batch is on one side only, or may be."""
+
+    least: int = 0
+    most: int = 0
+    unbounded: bool = False
+    touched: bool = False
+
+
+def _excess_of(
+    batches: Iterable[Manifest],
+    logical: str,
+    bounds: Mapping[str, tuple[Position, Position]],
+    consumed: AbstractSet[str],
+    *,
+    moving: bool,
+) -> _Excess:
+    """bounds: by source, between which places its rows were counted. consumed: ids of the batches that the target had
+    consumed before its rows were counted. moving: any update may move a row to another shard."""
+    found = _Excess()
+    for batch in batches:
+        parts = [part for part in batch.parts if part.table == logical]
+        low, high = bounds[batch.source]
+        had, applied = batch.end.position <= low, batch.batch_id in consumed
+        if not parts or (had and applied):
+            continue
+        had_in_part = not had and batch.begin.position < high
+        ops = {op: sum(part.ops.get(op, 0) for part in parts) for op in (INSERT, UPDATE, DELETE, TRUNCATE)}
+        copied = sum(part.rows for part in parts) - sum(ops.values())
+        more, less = ops[INSERT] + copied, ops[DELETE]
+        unbounded = found.unbounded or bool(ops[TRUNCATE]) or bool(batch.chunks)
+        if had:  # the target may lack any of it
+            least, most = -more, less
+        elif applied and not had_in_part:
+            least, most = more - less, more - less
+        elif applied or not had_in_part:  # the source may lack any of it
+            least, most = -less, more
+        else:
+            least, most = -more - less, more + less
+        if not applied:  # a run may have made one of the two steps of a row that gets another key, or another shard
+            steps = ops[UPDATE] if moving else sum(part.key_changes for part in parts)
+            least, most = least - steps, most + steps
+        found = _Excess(found.least + least, found.most + most, unbounded, True)
+    return found

@@ -17,27 +17,29 @@ from typing import Any
 
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.meta.task_failures import REPAIR
+from cdc_core.meta.verifications import known_to_differ
 from cdc_core.model.paths import segment
 from cdc_core.model.windows import MICROSECONDS, from_us
 from cdc_core.operations.verify.modes import Mode
-from cdc_core.operations.verify.results import TableResult, Verified
+from cdc_core.operations.verify.results import TableResult, VerifyReport, proven
 from cdc_core.operations.verify.verify_job import VerifyJob, config_digest
 from cdc_core.stage.objects import ObjectStore
 
 EVIDENCE = "evidence/"
-VERSION = 1
 ROW_MODES = frozenset({Mode.ORDERED, Mode.RANDOM})
 """Modes that compare rows."""
 MOST_FILES = 500
 """How much earlier evidence is read for differences that are still there."""
 _COUNTED = ".count"
+_SUMMARISED = ("started", "ended", "config_sha256", "all_tables", "equal")
+"""What meta repeats of a document: which evidence counts is judged without reading the stage."""
 
 
 def folder_of(target: str) -> str:
     return f"{EVIDENCE}target={segment(target)}/"
 
 
-def keep(job: VerifyJob, found: Verified) -> str:
+def keep(job: VerifyJob, found: VerifyReport) -> str:
     """Writes the evidence, and ends the verification in meta if the job has a lease; the evidence's path on the stage.
 
     Raises RetryLater (lease.lost).
@@ -50,8 +52,8 @@ def keep(job: VerifyJob, found: Verified) -> str:
     path = f"{folder_of(job.target.name)}{at}-{secrets.token_hex(4)}{suffix}.json"
     job.opened.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
     if job.lease is not None:
-        summary = _summary(found, path, document["ended"])
-        summary["differing"] = _differing(job, found.results)
+        summary = {name: document[name] for name in _SUMMARISED} | _figures(found.results)
+        summary |= {"path": path, "differing": _differing(job, found.results)}
         job.meta.verifications.finish(job.lease, job.target.name, job.mode, summary)
         if document["equal"] is True and found.all_tables:
             job.meta.failures.clear(REPAIR, job.target.name)  # nothing is left to repair
@@ -61,11 +63,10 @@ def keep(job: VerifyJob, found: Verified) -> str:
     return path
 
 
-def document_of(job: VerifyJob, found: Verified, *, ended_us: int) -> dict[str, Any]:
+def document_of(job: VerifyJob, found: VerifyReport, *, ended_us: int) -> dict[str, Any]:
     """The evidence as JSON: findings without the values of their columns."""
-    sample = {"seed": found.seed, "sample_percent": job.share * 100} if job.mode is Mode.RANDOM else {}
+    sample = {"seed": found.seed, "sample_percent": found.share * 100} if job.mode is Mode.RANDOM else {}
     return {
-        "version": VERSION,
         "pipeline": job.opened.name,
         "target": job.target.name,
         "mode": job.mode,
@@ -76,27 +77,15 @@ def document_of(job: VerifyJob, found: Verified, *, ended_us: int) -> dict[str, 
         "all_tables": found.all_tables,
         "servers": dict(found.servers),
         "equal": proven(found.results),
-        "tables": [_table(one) for one in found.results],
+        "tables": [one.to_document(values=False) for one in found.results],
     }
 
 
-def proven(results: Sequence[TableResult]) -> bool | None:
-    """Whether all rows are equal; None where nothing was found wrong, and not all rows were compared."""
-    if not all(one.agrees for one in results):
-        return False
-    return True if all(one.equal for one in results) else None
-
-
-def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
-    """For meta, `lockstep status` and the page."""
-    results = found.results
+def _figures(results: Sequence[TableResult]) -> dict[str, int]:
+    """Sums over the tables, for meta, `lockstep status` and the page."""
     return {
-        "path": path,
-        "started": from_us(found.started_us).isoformat(),
-        "ended": ended,
-        "equal": proven(results),
         "tables": len(results),
-        "source_rows": sum(one.source.rows for one in results),
+        "source_rows": sum(one.source_rows for one in results),
         "skipped_rows": sum(one.skipped_rows for one in results),
         "differences": sum(one.differences for one in results),
         "unsettled": sum(one.unsettled for one in results),
@@ -105,10 +94,8 @@ def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
 
 
 def _differing(job: VerifyJob, results: Sequence[TableResult]) -> dict[str, int]:
-    """By table, how many differences were found that no later verification of all of its rows has found gone."""
-    known = job.meta.verifications.find(job.target.name)
-    earlier = sorted(known.evidence.values(), key=lambda one: str(one["ended"])) if known is not None else []
-    found: dict[str, int] = dict(earlier[-1].get("differing", {})) if earlier else {}
+    """How many differences of each table were found that no later verification of all of its rows has found gone."""
+    found = known_to_differ(job.meta.verifications.evidence(job.target.name))
     for one in results:
         if one.error is None and one.mode is Mode.ORDERED:
             found.pop(one.table, None)
@@ -122,7 +109,7 @@ def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, A
     the newest evidence about all of its rows, and newer samples. It has the mode and the tables' parts alone.
 
     A verification of some tables, a sample, and a table that could not be verified say nothing of other rows: earlier
-    evidence about those counts. Raises as `newest`.
+    evidence about those counts. Raises Refused (verify.no_evidence), DataAtRisk (verify.evidence).
     """
     paths = [
         info.path
@@ -130,7 +117,12 @@ def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, A
         if info.path.endswith(".json") and not info.path.endswith(f"{_COUNTED}.json")
     ]
     if not paths:
-        newest(store, target)
+        raise Refused(
+            f"The target {target!r} was never verified.",
+            where=store.uri,
+            code="verify.no_evidence",
+            remedy="run `lockstep verify`",
+        )
     used: list[str] = []
     tables: list[dict[str, Any]] = []
     settled: set[str] = set()
@@ -146,26 +138,6 @@ def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, A
         if ordered and document["all_tables"] and not any(one["error"] for one in said):
             break
     return used, {"mode": Mode.ORDERED, "tables": tables}
-
-
-def newest(store: ObjectStore, target: str, *, counts: bool = False) -> tuple[str, dict[str, Any]]:
-    """The path and the document of the newest evidence about rows; with counts, of the newest of any mode.
-
-    Raises Refused (verify.no_evidence), DataAtRisk (verify.evidence).
-    """
-    paths = sorted(
-        info.path
-        for info in store.list(folder_of(target))
-        if info.path.endswith(".json") and (counts or not info.path.endswith(f"{_COUNTED}.json"))
-    )
-    if not paths:
-        raise Refused(
-            f"The target {target!r} was never verified.",
-            where=store.uri,
-            code="verify.no_evidence",
-            remedy="run `lockstep verify`",
-        )
-    return paths[-1], read(store, paths[-1])
 
 
 def read(store: ObjectStore, path: str) -> dict[str, Any]:
@@ -187,36 +159,3 @@ def read(store: ObjectStore, path: str) -> dict[str, Any]:
 
 def _digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def _table(one: TableResult) -> dict[str, Any]:
-    return {
-        "table": one.table,
-        "equal": proven([one]),
-        "error": None if one.error is None else {"code": one.error.code, "what": one.error.what},
-        "read": [{"source": span.source, "low": str(span.low), "high": str(span.high)} for span in one.spans],
-        "consumed_until": dict(one.consumed_until),
-        "source": {"rows": one.source.rows, "sum": one.source.sum_},
-        "target": {"rows": one.target.rows, "sum": one.target.sum_},
-        "moving": one.moving,
-        "unsettled": one.unsettled,
-        "differences": dict(one.found),
-        "columns": list(one.columns),
-        "left_out": dict(one.left_out),
-        "ranges": one.ranges,
-        "skipped_rows": one.skipped_rows,
-        "seconds": round(one.seconds, 3),
-        "findings": [
-            {
-                "id": finding.id,
-                "kind": str(finding.kind),
-                "wrong": str(finding.wrong),
-                "key": dict(finding.key),
-                "columns": sorted(finding.columns),
-                "source_rows": finding.source_rows,
-                "target_rows": finding.target_rows,
-                "shards": list(finding.shards),
-            }
-            for finding in one.findings
-        ],
-    }

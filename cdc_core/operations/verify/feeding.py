@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cdc_core.config import MysqlTarget, Target
 from cdc_core.errors import RESYNC, Refused, UsageError
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.verify.source_rows import SourceTables
-from cdc_core.operations.verify.target_rows import tables_with_rows
+from cdc_core.operations.verify.target_rows import TargetTables, tables_with_rows
 from cdc_core.operations.verify.verify_job import VerifyJob
 
 Feeding = Sequence[tuple[SourceTables, TableSchema]]
@@ -27,6 +28,12 @@ class Fed:
 
     tables: Mapping[str, Feeding]
     uncompared: Mapping[str, Refused]
+
+    def feeding(self, table: str) -> Feeding:
+        """Raises why it cannot be compared."""
+        if table in self.uncompared:
+            raise self.uncompared[table]
+        return self.tables[table]
 
     @property
     def names(self) -> list[str]:
@@ -56,8 +63,18 @@ def read_feeding(sources: Sequence[SourceTables], takes: Callable[[str], bool]) 
 def feeding_of(job: VerifyJob, sources: Sequence[SourceTables]) -> Fed:
     """Of the target's tables. Raises what reaching the target raises, if a source table is gone."""
     fed, gone = read_feeding(sources, lambda logical: job.target.table(logical) is not None)
-    left = tables_with_rows(job.target, sorted(gone), job.opened.environ) if gone else {}
+    left = _with_rows(job.target, sorted(gone)) if gone else {}
     return Fed(fed.tables, {**fed.uncompared, **{name: _gone(name, gone[name], left[name]) for name in left}})
+
+
+def _with_rows(target: Target, logical: Sequence[str]) -> dict[str, str]:
+    if isinstance(target, MysqlTarget):
+        return tables_with_rows(target, logical)
+    with TargetTables() as opened:
+        catalog = opened.catalog(target)
+        from cdc_core.operations.verify.lake_rows import mirrors_with_rows  # needs an extra
+
+        return mirrors_with_rows(target, catalog, logical)
 
 
 def chosen(job: VerifyJob, fed: Fed, tables: Sequence[str] | None) -> list[str]:

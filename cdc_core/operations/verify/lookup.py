@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from cdc_core.errors import defect
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column
 from cdc_core.mysql.connections import quote, utf8_literal
 from cdc_core.operations.verify.canonical import has_errors, values_of
 
+LOOKED_UP_KEYS = 1_000
+"""Keys of one statement where only some rows are read."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 _WORD = re.compile(r"[0-9A-Za-z :.\-]*")
+
+
+def pieces(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    """As many keys as one statement may have."""
+    for at in range(0, len(keys), LOOKED_UP_KEYS):
+        yield keys[at : at + LOOKED_UP_KEYS]
 
 
 def condition(

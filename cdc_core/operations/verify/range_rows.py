@@ -7,8 +7,10 @@ true that both ways find the same keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,41 +18,44 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.operations.verify import columnwise
+from cdc_core.operations.verify.canonical import values_of
 from cdc_core.operations.verify.columnwise import ColumnPiece
-from cdc_core.operations.verify.comparison import Comparison, Side
+from cdc_core.operations.verify.comparison import Comparison
 
 MEMORY_BYTES = 256 << 20
-"""Of the rows of a range, of both sides together."""
+"""The rows of both sides of a range take so much memory at most; a larger range goes to disk."""
 _SIDES = ("source", "target")
 
 
 class RangeRows:
-    """Add all rows, then call `differing`; the other results are for afterwards, until it is closed. opened: makes the
-    comparison of a range, if one is needed."""
+    """Add all rows, then call `differing`; the other results are for afterwards, until it is closed. keyed, apart: as
+    for Comparison."""
 
-    def __init__(self, opened: Callable[[ExitStack], Comparison]) -> None:
-        self._opened = opened
+    def __init__(self, *, keyed: bool, apart: bool = False) -> None:
+        self._keyed, self._apart = keyed, apart
         self._stack = ExitStack()
         self._pieces: dict[str, list[tuple[int, ColumnPiece]]] = {side: [] for side in _SIDES}
-        self._rows = dict.fromkeys(_SIDES, 0)
+        self.rows = dict.fromkeys(_SIDES, 0)
+        """How many rows were added, by side."""
         self._size_bytes = 0
         self._spilled = False
         self._comparison: Comparison | None = None
-        self._sums: dict[str, int] = {}
 
     def close(self) -> None:
         self._stack.close()
 
     @property
     def comparison(self) -> Comparison:
-        """That judges the keys that differ."""
+        """The comparison that judges the keys that differ; it begins when it is first needed."""
         if self._comparison is None:
-            self._comparison = self._opened(self._stack)
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-verify-"))
+            opened = Comparison(Path(folder), keyed=self._keyed, apart=self._apart)
+            self._comparison = self._stack.enter_context(opened)
         return self._comparison
 
     def add(self, side: str, piece: ColumnPiece, places: npt.NDArray[np.int64]) -> None:
         """Rows of a side, "source" or "target". places: the shard of each."""
-        self._rows[side] += piece.rows.num_rows
+        self.rows[side] += piece.rows.num_rows
         if not self._spilled:
             self._pieces[side] += _by_place(piece, places)
             self._size_bytes += piece.rows.nbytes
@@ -64,46 +69,41 @@ class RangeRows:
         if self._spilled:
             return self.comparison.differing()
         places = sorted({place for side in _SIDES for place, _ in self._pieces[side]})
-        apart = [place for place in places if not columnwise.equal(*(self._of(side, place) for side in _SIDES))]
-        keys = self._keys_of(apart) if apart else pa.array([], pa.string())
-        found = 0
+        unequal = [place for place in places if not columnwise.equal(*(self._at(side, place) for side in _SIDES))]
+        keys = self._keys_of(unequal) if unequal else pa.array([], pa.string())
+        count = 0
         if keys is None or len(keys):
-            for side, place, piece in self._all():
-                some = piece if keys is None else piece.filter(pc.is_in(piece.keys, value_set=keys))
-                if some.rows.num_rows:
-                    self.comparison.add(side, some.keys, some.texts, _repeated(place, some))
-            found = self.comparison.differing()
-        # Equal rows in another order have another digest: one of both sides is enough.
-        mine = self._digest("source")
-        self._sums = {"source": mine, "target": self._digest("target") if found else mine}
+            for side, place, piece in self._placed():
+                doubtful = piece if keys is None else piece.filter(pc.is_in(piece.keys, value_set=keys))
+                if doubtful.rows.num_rows:
+                    self.comparison.add(side, doubtful.keys, doubtful.texts, _repeated(place, doubtful))
+            count = self.comparison.differing()
         self._pieces = {side: [] for side in _SIDES}
-        return found
+        return count
 
-    def side(self, side: str) -> Side:
-        """What was read of a side."""
-        if self._spilled:
-            return self.comparison.side(side)
-        return Side(self._rows[side], f"{self._sums[side]:032x}")
+    def values(self, side: str) -> dict[str, list[tuple[int, list[str | None]]]]:
+        """The rows of a few keys by key, before `differing`: the shard of each, and the texts of its values."""
+        values: dict[str, list[tuple[int, list[str | None]]]] = {}
+        for place, piece in self._pieces[side]:
+            for key, text in zip(piece.keys.to_pylist(), piece.texts.to_pylist(), strict=True):
+                values.setdefault(key, []).append((place, values_of(text)))
+        return values
 
     def _keys_of(self, places: list[int]) -> pa.StringArray | None:
         """The keys that differ in these shards; None if all rows must be looked at."""
-        found = [columnwise.differing_keys(*(self._of(side, place) for side in _SIDES)) for place in places]
-        return None if any(one is None for one in found) else pc.unique(pa.concat_arrays(found))
+        parts = [columnwise.differing_keys(*(self._at(side, place) for side in _SIDES)) for place in places]
+        return None if any(keys is None for keys in parts) else pc.unique(pa.concat_arrays(parts))
 
-    def _of(self, side: str, place: int) -> list[ColumnPiece]:
+    def _at(self, side: str, place: int) -> list[ColumnPiece]:
         return [piece for at, piece in self._pieces[side] if at == place]
 
-    def _digest(self, side: str) -> int:
-        places = sorted({place for place, _ in self._pieces[side]})
-        return sum((place + 1) * columnwise.digest(self._of(side, place)) for place in places) % (1 << 128)
-
-    def _all(self) -> Iterator[tuple[str, int, ColumnPiece]]:
+    def _placed(self) -> Iterator[tuple[str, int, ColumnPiece]]:
         for side in _SIDES:
             for place, piece in self._pieces[side]:
                 yield side, place, piece
 
     def _spill(self) -> None:
-        for side, place, piece in self._all():
+        for side, place, piece in self._placed():
             self.comparison.add(side, piece.keys, piece.texts, _repeated(place, piece))
         self._pieces = {side: [] for side in _SIDES}
         self._spilled = True

@@ -1,6 +1,6 @@
 """Whether a range of keys means the same rows on both sides, so that a table can be verified range by range.
 
-Bounds are literals that the source's server has written (snapshot.keys); each server compares them with its own rows.
+Bounds are literals that the source's server has written (key_ranges); each server compares them with its own rows.
 It must keep true that a table is cut only where all servers order its keys alike: otherwise a row would be in one range
 at the source and in another at the target, and be taken for missing.
 """
@@ -14,7 +14,6 @@ from cdc_core.model.collations import UNCERTAIN
 from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
 from cdc_core.operations.copy import key_ranges
 from cdc_core.operations.verify.shape import Shape
-from cdc_core.targets.reading.destination import Shard
 
 
 def why_whole(shape: Shape, sources: Sequence[TableSchema]) -> str:
@@ -33,21 +32,14 @@ def why_whole(shape: Shape, sources: Sequence[TableSchema]) -> str:
             key_ranges.key_columns(schema)
         except Refused as error:
             return error.what
-        for shard in shape.destination.shards:
-            if not _indexed(shard, shape.key):
-                return f"{shard.table.name} has no index that begins with the key"
-            for name in shape.key:
-                if not ordered_alike(schema.column(name).type, shard.facts.by_name[name.lower()].type):
-                    return f"{schema.name} and {shard.table.name} may order the column {name} differently"
+        if why := shape.side.why_whole(schema):
+            return why
     return ""
 
 
-def _indexed(shard: Shard, key: Sequence[str]) -> bool:
-    wanted = [(name.lower(), None) for name in key]
-    return any(
-        [(name.lower(), length) for name, length in index.parts[: len(wanted)]] == wanted
-        for index in shard.facts.unique_keys
-    )
+def ordered_apart(source: str, target: str, column: str) -> str:
+    """As why_whole. source, target: names of the tables."""
+    return f"{source} and {target} may order the column {column} differently"
 
 
 def ordered_alike(one: ColumnType, other: ColumnType) -> bool:

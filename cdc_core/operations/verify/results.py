@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, TableUnready, worst
 from cdc_core.model.readable import counted
@@ -29,6 +30,20 @@ class Finding:
     source_rows: int
     target_rows: int
     shards: tuple[str, ...] = ()
+
+    def to_document(self, *, values: bool) -> dict[str, Any]:
+        """As JSON. values: with those of the columns that differ."""
+        shown = {name: {"source": mine, "target": theirs} for name, (mine, theirs) in self.columns.items()}
+        return {
+            "id": self.id,
+            "kind": str(self.kind),
+            "wrong": str(self.wrong),
+            "key": dict(self.key),
+            "columns": shown if values else sorted(shown),
+            "source_rows": self.source_rows,
+            "target_rows": self.target_rows,
+            "at": list(self.shards),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +80,79 @@ class TableResult(Figures):
         """Proven, row by row."""
         return self.agrees and self.mode is Mode.ORDERED
 
+    @property
+    def verdict(self) -> str:
+        """The verdict, for people."""
+        if self.error is not None:
+            return "not compared"
+        if self.differences:
+            return "different"
+        if self.unsettled:
+            return "unsettled"
+        if self.mode is Mode.RANDOM:
+            return "no difference in the sample"
+        if self.mode is not Mode.ORDERED:
+            return "as many as changes allow" if self.moving else "as many"
+        return "equal so far" if self.moving else "equal"
+
+    def to_document(self, *, values: bool) -> dict[str, Any]:
+        """As JSON. values: findings with those of the columns that differ."""
+        return {
+            "table": self.table,
+            "verdict": self.verdict,
+            "equal": proven([self]),
+            "error": None if self.error is None else {"code": self.error.code, "what": self.error.what},
+            "source_rows": self.source_rows,
+            "target_rows": self.target_rows,
+            "differences": dict(self.found),
+            "moving": self.moving,
+            "unsettled": self.unsettled,
+            "read": [{"source": span.source, "low": str(span.low), "high": str(span.high)} for span in self.spans],
+            "consumed_until": dict(self.consumed_until),
+            "columns": list(self.columns),
+            "left_out": dict(self.left_out),
+            "ranges": self.ranges,
+            "skipped_rows": self.skipped_rows,
+            "greatest_differs": self.greatest_differs,
+            "seconds": round(self.seconds, 3),
+            "findings": [one.to_document(values=values) for one in self.findings],
+        }
+
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """seed: of a sample. started_us: when it began, also if it was interrupted since; µs UTC, by meta's clock.
-    all_tables: every table of the target was compared: none was left out, and none could not be. servers: which one was
-    read, by source."""
+class VerifyReport:
+    """What the verification of a target has found.
 
+    share: of the ranges that a sample reads. seed: of a sample. started_us: when it began, also if it was interrupted
+    since; µs UTC, by meta's clock. all_tables: every table of the target was compared: none was left out, and none
+    could not be. servers: which one was read, by source. path: of the evidence on the stage.
+    """
+
+    target: str
+    mode: Mode
     results: tuple[TableResult, ...]
-    started_us: int
-    seed: int
+    started_us: int = 0
+    share: float = 1.0
+    seed: int = 0
     all_tables: bool = True
     servers: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
+
+    @property
+    def differences(self) -> int:
+        return sum(one.differences for one in self.results)
+
+    @property
+    def error(self) -> LockstepError | None:
+        """The error of the results together; None where all tables are equal."""
+        return outcome(self.results, self.target)
+
+
+def proven(results: Sequence[TableResult]) -> bool | None:
+    """Whether all rows are equal; None where nothing was found wrong, and not all rows were compared."""
+    if not all(one.agrees for one in results):
+        return False
+    return True if all(one.equal for one in results) else None
 
 
 def finding_id(table: str, key: str) -> str:

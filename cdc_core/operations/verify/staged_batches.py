@@ -7,20 +7,17 @@ change is only taken for one that such a target lacks where it is known what it 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc_core.errors import TableUnready
+from cdc_core.errors import LockstepError
 from cdc_core.model.batch import Manifest
-from cdc_core.operations.extract.side_by_side import extract_if_free
-from cdc_core.operations.verify.replayed import Replayed
+from cdc_core.operations.apply.plan import load
+from cdc_core.operations.extract.side_by_side import extract_up_to
 from cdc_core.operations.verify.verify_job import VerifyJob
 from cdc_core.operations.verify.verify_progress import SourceSpan
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage import staged_coverage
-
-_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +30,38 @@ class Consumed:
     known: bool = True
 
 
+class _Replayed:
+    """The replays of one logical table to the job's target. They move no consume record, but a ledger is closed once
+    all that its run takes is written, and its plan lists the batches. A plan is read once. A purge removes the plans of
+    what it purges: then a replay is not known any more."""
+
+    def __init__(self, job: VerifyJob, table: str) -> None:
+        self._job = job
+        self._table = table
+        self._runs: dict[str, frozenset[str]] = {}
+
+    def batches(self) -> frozenset[str]:
+        """The ids of the batches whose changes of the table have been replayed by now."""
+        job = self._job
+        for write in job.meta.writes.closed(job.target.name, self._table):
+            if write.run_id not in self._runs:
+                self._runs[write.run_id] = self._batches_of(write.run_id)
+        return frozenset().union(*self._runs.values())
+
+    def _batches_of(self, run_id: str) -> frozenset[str]:
+        job = self._job
+        known = job.meta.runs.find(run_id)
+        if known is None or job.opened.store.stat(known.plan_path) is None:
+            return frozenset()
+        try:
+            plan = load(job.meta, job.opened.store, run_id)
+        except LockstepError as error:
+            if error.retriable:
+                raise
+            return frozenset()  # of another version, for instance
+        return frozenset(plan.target(job.target.name).batches) if plan.replay else frozenset()
+
+
 class StagedBatches:
     """table: the logical table that is verified. What was seen to be consumed, and chains, are not read again."""
 
@@ -42,7 +71,7 @@ class StagedBatches:
         self._sources = sorted(set(sources))
         self._known: set[str] = set()
         self._chains: dict[str, list[Manifest]] = {}
-        self._replayed = Replayed(job, table) if job.target.replay_only else None
+        self._replayed = _Replayed(job, table) if job.target.replay_only else None
         self._with_changes: dict[str, bool] = {}
 
     def consumed(self) -> Consumed:
@@ -79,25 +108,9 @@ class StagedBatches:
 
         Raises RetryLater (stage.behind).
         """
-        job, deadline_s = self._job, time.monotonic() + self._job.wait_s
+        job = self._job
         for span in spans:
-            while True:
-                staged = job.meta.positions.checkpoint(span.source)
-                if staged is not None and staged.position >= span.high:
-                    break
-                extract_if_free(job.opened, span.source)
-                staged = job.meta.positions.checkpoint(span.source)
-                if staged is not None and staged.position >= span.high:
-                    break
-                if time.monotonic() > deadline_s:
-                    raise TableUnready(
-                        f"{span.source} was read up to {span.high}, and the stage did not reach that within "
-                        f"{job.wait_s:.0f} s. Rows that differ may have changed meanwhile.",
-                        where=self._table,
-                        code="stage.behind",
-                        remedy="check in `lockstep status` that the source is extracted; then verify again",
-                    )
-                time.sleep(_PAUSE_S)
+            extract_up_to(job.opened, span.source, span.high, job.wait_s, where=self._table)
         for source in self._sources:
             known = {batch.batch_id for batch in self._chains.get(source, ())}
             if not known or known != {batch.batch_id for batch in job.meta.batches.find(source)}:

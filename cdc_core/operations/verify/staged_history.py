@@ -32,7 +32,7 @@ from cdc_core.stage.unify import StagedPart, emptied_columns, parts_of
 from cdc_core.targets.tables import type_pairs
 
 _ROWS, _FILES = 65_536, 64
-"""That are read at once, at most: many small files cost more by their number than by their rows."""
+"""The most rows and files that are read at once: many small files cost more by their number than by their rows."""
 _NEVER = (1 << 63) - 1
 """After all order keys."""
 _UNKNOWN, _NONE = -1, -2
@@ -139,14 +139,14 @@ def _read(store: ObjectStore, files: Sequence[_HistoryFile], shape: Shape) -> It
 def _rule(schema: TableSchema, shape: Shape) -> TableRule:
     """Values keep the types of their own definition: their canonical texts are equal where the values are."""
     fields = [pa.field(column.name, column.type.arrow) for column in _columns(schema, shape)]
-    sharding = shape.destination.rule.sharding
+    sharding = shape.side.sharding
     if sharding is not None and sharding.key not in [field.name for field in fields]:
         fields += [pa.field(one.name, one.type.arrow) for one in schema.columns if one.name == sharding.key]
     return TableRule(pa.schema(fields), shape.key, formers=True)
 
 
 def _columns(schema: TableSchema, shape: Shape) -> list[Column]:
-    """Those that are compared, with the types of a definition that has them."""
+    """The columns that are compared, with the types of a definition that has them."""
     own = {column.name.lower(): column for column in schema.columns}
     return [replace(own.get(column.name.lower(), column), name=column.name) for column in shape.columns]
 
@@ -154,11 +154,11 @@ def _columns(schema: TableSchema, shape: Shape) -> list[Column]:
 def _told(table: pa.Table, file: _HistoryFile, shape: Shape, wanted: pa.Array) -> pa.Table:
     """What events say of the wanted keys: EVENT_COLUMNS."""
     columns = {column.name: column for column in _columns(file.part.schema, shape)}
-    keys = row_texts(_batch(table), [columns[column.name] for column in shape.key_or_all], shape.errors)
+    keys = row_texts(_held(table, shape), [columns[column.name] for column in shape.key_or_all], shape.errors)
     truncate = pc.equal(whole(table.column(OP)), TRUNCATE)
     key = pc.if_else(truncate, pa.scalar(None, pa.int32()), pc.index_in(keys, value_set=wanted))
     kept = pc.or_(truncate, pc.is_valid(key))
-    rows, key = _batch(table.filter(kept)), key.filter(kept)
+    rows, key = _held(table.filter(kept), shape), key.filter(kept)
     partial = _partial(rows, file, shape)
     texts, places = row_texts(rows, list(columns.values()), shape.errors), _places(rows, shape, partial)
     before = _before(rows, key.fill_null(_UNKNOWN).to_numpy()) if shape.key else np.full(rows.num_rows, _UNKNOWN)
@@ -186,8 +186,10 @@ def _told(table: pa.Table, file: _HistoryFile, shape: Shape, wanted: pa.Array) -
     return pa.table(found, schema=EVENT_COLUMNS).filter(pa.array(~of_others))
 
 
-def _batch(table: pa.Table) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([whole(column) for column in table.columns], schema=table.schema)
+def _held(table: pa.Table, shape: Shape) -> pa.RecordBatch:
+    """As the target has them."""
+    rows = pa.RecordBatch.from_arrays([whole(column) for column in table.columns], schema=table.schema)
+    return shape.side.as_held(rows)
 
 
 def _before(rows: pa.RecordBatch, key: Numbers) -> Numbers:
@@ -210,11 +212,11 @@ def _before(rows: pa.RecordBatch, key: Numbers) -> Numbers:
 def _places(rows: pa.RecordBatch, shape: Shape, partial: Flags) -> Numbers:
     """The shard of each row; 0 where the change does not carry its shard key."""
     places = np.zeros(rows.num_rows, np.int64)
-    sharding = shape.destination.rule.sharding
+    sharding = shape.side.sharding
     if sharding is not None and sharding.key in rows.schema.names:
         there = ~partial & np.asarray(rows.column(sharding.key).is_valid())
         if there.any():
-            places[there] = shape.destination.shard_numbers(rows.filter(pa.array(there)))
+            places[there] = shape.side.shard_numbers(rows.filter(pa.array(there)))
     return places
 
 

@@ -7,60 +7,52 @@ are read while those of the target are. A table that cannot be cut (ranges) is o
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
+from cdc_core.config import MysqlTarget, TargetTable
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.block import TableRows
 from cdc_core.model.readable import counted
 from cdc_core.model.schema import TableSchema
-from cdc_core.operations.apply.plan import key_of, keys_apart
-from cdc_core.operations.copy import key_ranges as keys
+from cdc_core.operations.apply.table_rules import key_of, keys_apart
 from cdc_core.operations.copy.key_ranges import Key
-from cdc_core.operations.verify import lookup, staged_history, target_rows
-from cdc_core.operations.verify.canonical import has_errors
+from cdc_core.operations.verify import lookup, staged_history
+from cdc_core.operations.verify.canonical import values_of
 from cdc_core.operations.verify.columnwise import ColumnPiece
 from cdc_core.operations.verify.comparison import Comparison, Difference, Verdict
-from cdc_core.operations.verify.counting import CountedTable
 from cdc_core.operations.verify.feeding import Feeding
 from cdc_core.operations.verify.modes import Mode
-from cdc_core.operations.verify.opened_findings import OpenedFindings
 from cdc_core.operations.verify.range_rows import RangeRows
 from cdc_core.operations.verify.ranges import why_whole
-from cdc_core.operations.verify.results import TableResult
-from cdc_core.operations.verify.shape import Shape, shape_of
+from cdc_core.operations.verify.results import Finding, TableResult, finding_id
+from cdc_core.operations.verify.shape import RowRange, TargetSide, shape_of
 from cdc_core.operations.verify.source_rows import Read, SourceTables, Take, columns_of
 from cdc_core.operations.verify.staged_batches import Consumed, StagedBatches
-from cdc_core.operations.verify.target_rows import TargetTables
+from cdc_core.operations.verify.target_rows import ServerSide, TargetTables
 from cdc_core.operations.verify.verify_job import VerifyJob, digest
 from cdc_core.operations.verify.verify_progress import SourceSpan, Tally, figures_of, joined
-from cdc_core.targets.reading.destination import Shard, TableUse, open_destination
+from cdc_core.targets.reading.destination import TableUse
 
 KEPT_ROWS = 10_000
 """Findings of a table whose keys are kept, for a repair."""
-LOOKED_UP_KEYS = 1_000
-"""Keys of one statement where only some rows are verified."""
+SHOWN_ROWS = 100
+"""Findings of a table whose rows are read again and shown."""
 _SAMPLED_ROWS, _SAMPLED_RANGES = 1000, 200
 """Of a sample: the fewest rows of a range, and about how many ranges a larger table has."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
-    """Keys after `above`. driver: as in Tally. through: None for all that follow. rows: about how many. wanted: only
-    rows with these keys, texts of `row_texts`, wherever they are."""
+class _Range(RowRange):
+    """driver: as in Tally. rows: about how many."""
 
-    above: Key
-    driver: int
-    through: Key | None
+    driver: int = 0
     rows: int = 0
-    wanted: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,64 +64,75 @@ class _Begun:
     spans: tuple[SourceSpan, ...]
 
 
-def _pieces(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    for at in range(0, len(keys), LOOKED_UP_KEYS):
-        yield keys[at : at + LOOKED_UP_KEYS]
-
-
 def _chosen_by(seed: str, share: float) -> bool:
     """Whether a sample has a range: the same for the same seed."""
     return random.Random(seed).random() < share
 
 
 class ComparedTable:
-    """One logical table."""
+    """One logical table. targets: the target's sessions, which several tables may share; the caller closes them.
+
+    whole: why it cannot be cut into ranges, for people; "" where it can. Raises Refused (verify.not_comparable), and
+    what opening the destination raises.
+    """
 
     def __init__(self, job: VerifyJob, name: str, feeding: Feeding, targets: TargetTables) -> None:
-        self._job = job
-        self._name = name
-        self._feeding = feeding
-        self._targets = targets
+        self.job = job
+        self.name = name
+        self.feeding = feeding
         schemas = [source.capture.shape(schema) for source, schema in feeding]
-        rule = job.target.table(name)
-        assert rule is not None
-        key = key_of(job.target, name, schemas)
-        shared = keys_apart(job.pipeline, name, key, rule.shared_keys, schemas)
-        use = TableUse(key=key, writing=False, shared=shared, pipeline=job.opened.name)
-        destination = open_destination(job.target, name, schemas, use, job.opened.environ)
-        self._shape = shape_of(destination, schemas, [schema for _, schema in feeding])
-        self._whole = why_whole(self._shape, [schema for _, schema in feeding])
-        self._batches = StagedBatches(job, name, [source.name for source, _ in feeding])
+        self.batches = StagedBatches(job, name, [source.name for source, _ in feeding])
+        self.shape = shape_of(self._side(schemas, targets), schemas, [schema for _, schema in feeding])
+        self.whole = why_whole(self.shape, [schema for _, schema in feeding])
         self._read = {"source": 0, "target": 0}
 
     @property
-    def shape(self) -> Shape:
-        return self._shape
+    def rule(self) -> TargetTable:
+        """What the target decides about the table."""
+        found = self.job.target.table(self.name)
+        assert found is not None  # no other table is compared
+        return found
+
+    def _side(self, schemas: Sequence[TableSchema], targets: TargetTables) -> TargetSide:
+        """The target's table. Raises what opening it raises."""
+        job, target, key = self.job, self.job.target, key_of(self.job.target, self.name, schemas)
+        shared, pipeline = keys_apart(job.pipeline, self.name, key, self.rule.shared_keys, schemas), job.opened.name
+        if isinstance(target, MysqlTarget):
+            use = TableUse(key=key, writing=False, shared=shared, pipeline=pipeline)
+            return ServerSide.opened(target, self.name, schemas, use, targets)
+        catalog = targets.catalog(target)
+        from cdc_core.lake.lake_tables import owner_of  # needs an extra
+        from cdc_core.operations.verify.lake_rows import LakeSide
+
+        owner = owner_of(pipeline, target.name)
+        return LakeSide.opened(target, catalog, logical=self.name, owner=owner, key=key, shared=shared)
+
+    def consumed(self) -> Consumed:
+        """What the target has, at least, when its rows are read after this."""
+        found = self.batches.consumed()
+        self.shape.side.renew()
+        return found
 
     @property
     def definition(self) -> str:
         """A digest of what is compared, where it is, and how it is cut."""
-        shards = [
-            [shard.server.host, shard.server.port, shard.table.name, target_rows.schema_of(self._shape, shard).id]
-            for shard in self._shape.destination.shards
-        ]
-        sources = [[source.name, schema.name, schema.id] for source, schema in self._feeding]
-        return digest([sources, shards, self._whole])
+        sources = [[source.name, schema.name, schema.id] for source, schema in self.feeding]
+        return digest([sources, self.shape.side.definition(self.shape), self.whole])
 
     def ranges(self, tally: Tally, seed: int, most_bytes: int) -> Iterator[Tally]:
         """What is known after each range, from what is known already, until nothing is left. most_bytes: that the keys
         of findings may take."""
-        job, sampled = self._job, self._job.mode is Mode.RANDOM
-        if sampled and self._whole:
+        job, sampled = self.job, self.job.mode is Mode.RANDOM
+        if sampled and self.whole:
             raise Refused(
-                f"{self._name} cannot be sampled: {self._whole}.",
-                where=self._name,
+                f"{self.name} cannot be sampled: {self.whole}.",
+                where=self.name,
                 code="verify.mode",
                 remedy="verify the table with --mode ordered",
             )
         if tally.ranges:
-            job.opened.progress.note(f"{self._name}: continues after {counted(tally.source.rows, 'verified row')}.")
-        self._read = {"source": tally.source.rows, "target": tally.target.rows}
+            job.opened.progress.note(f"{self.name}: continues after {counted(tally.source_rows, 'verified row')}.")
+        self._read = {"source": tally.source_rows, "target": tally.target_rows}
         yield from self._sample(tally, seed, most_bytes) if sampled else self._every_range(tally, most_bytes)
 
     def _every_range(self, tally: Tally, most_bytes: int) -> Iterator[Tally]:
@@ -139,14 +142,14 @@ class ComparedTable:
             try:
                 while not tally.complete:
                     began_s = time.monotonic()
-                    begun = ahead or self._begun(self._next(tally.driver, tally.reached, None))
+                    begun = ahead or self._begun(self._next(tally.driver, tally.reached))
                     ahead, failed = None, None
                     with closing(begun.rows):
-                        consumed = self._batches.consumed()
+                        consumed = self.consumed()
                         differing = beside.submit(self._compared, begun)
                         try:
-                            if begun.range_.through is not None:
-                                ahead = self._begun(self._next(begun.range_.driver, begun.range_.through, None))
+                            if begun.range_.through:
+                                ahead = self._begun(self._next(begun.range_.driver, begun.range_.through))
                         except LockstepError as error:
                             failed = error  # of the next range: this one counts
                         found = self._judged(begun, differing.result(), consumed)
@@ -160,98 +163,77 @@ class ComparedTable:
                     ahead.rows.close()
 
     def _sample(self, tally: Tally, seed: int, most_bytes: int) -> Iterator[Tally]:
-        most_rows = self._sampled_rows()
+        # So few rows a range that there are many ranges to choose from.
+        estimated = sum(source.rows_estimated(schema) for source, schema in self.feeding)
+        most_rows = max(_SAMPLED_ROWS, estimated // _SAMPLED_RANGES)
         while not tally.complete:
             began_s = time.monotonic()
             range_ = self._next(tally.driver, tally.reached, most_rows)
-            ended = range_.through is None
-            place = f"{seed}/{self._name}/{range_.driver}/{tally.reached}"
+            place = f"{seed}/{self.name}/{range_.driver}/{tally.reached}"
             # Of a table without a chosen range, the last one is read.
-            if _chosen_by(place, self._job.share) or (ended and not tally.ranges):
+            if _chosen_by(place, self.job.share) or not (range_.through or tally.ranges):
                 found = replace(self._found(range_), seconds=time.monotonic() - began_s)
                 tally = tally.plus(found, most_first=KEPT_ROWS, most_bytes=most_bytes)
             else:
                 tally = replace(
-                    tally, driver=range_.driver, reached=range_.through or tally.reached,
-                    skipped_rows=tally.skipped_rows + range_.rows, complete=ended,
-                )  # fmt: skip
+                    tally,
+                    driver=range_.driver,
+                    reached=range_.through or tally.reached,
+                    skipped_rows=tally.skipped_rows + range_.rows,
+                    complete=not range_.through,
+                )
             yield tally
 
-    def counted(self) -> TableResult:
-        """Of the modes that only count."""
-        return self._counting().counted()
+    def compared(self, keys: Sequence[str]) -> TableResult:
+        """What the rows with these keys show, texts of `row_texts`: in one range, of which nothing is kept in meta."""
+        return self.result(self._found(_Range(wanted=keys)))
+
+    def counts(self) -> tuple[int, int]:
+        """How many rows the sources have, and the target: one after the other, so that they are of the same place of
+        the log only if nothing is written."""
+        return sum(source.count(schema)[0] for source, schema in self.feeding), self.target_rows()
+
+    def target_rows(self) -> int:
+        """How many rows the target has, in all shards."""
+        return self.shape.side.count(self.shape)
 
     def ends_alike(self) -> bool | None:
         """Whether both sides have the same greatest key, if nothing is written; None where keys do not tell, or the
         source has no rows."""
-        if self._whole or len(self._feeding) != 1:
+        if self.whole or len(self.feeding) != 1:
             return None
-        ((source, schema),) = self._feeding
+        ((source, schema),) = self.feeding
         last = source.last_key(schema)
-        return self._counting().reaches(last) if last else None
+        return self.reaches(last) if last else None
 
-    def _counting(self) -> CountedTable:
-        job, whole = self._job, self._whole
-        return CountedTable(job, self._name, self._shape, self._feeding, self._targets, self._batches, whole)
-
-    def compared(self, keys: Sequence[str]) -> TableResult:
-        """What the rows with these keys show, texts of `row_texts`."""
-        return self.result(self._found(_Range((), 0, None, wanted=keys)))
-
-    def looked_at_again(self, tally: Tally, earlier: Sequence[Difference]) -> Tally:
-        """Without those differences that were found before an interruption, and that somebody has repaired since."""
-        shape = self._shape
-        keys = [one.key for one in earlier if not has_errors(one.key)]
-        if not keys or not shape.key or shape.masked & set(shape.key):
-            return tally
-        return tally.judged_again(keys, self._found(_Range((), 0, None, wanted=keys)))
+    def reaches(self, last: Key) -> bool:
+        """Whether the target has this key, and none after it."""
+        return self.shape.side.reaches(self.shape, last)
 
     def _found(self, range_: _Range) -> Tally:
         """What a range alone has shown."""
         begun = self._begun(range_)
         with closing(begun.rows):
-            consumed = self._batches.consumed()
+            consumed = self.consumed()
             return self._judged(begun, self._compared(begun), consumed)
 
-    def _range_rows(self) -> RangeRows:
-        def opened(stack: ExitStack) -> Comparison:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-verify-"))
-            shape = self._shape
-            return stack.enter_context(Comparison(Path(folder), keyed=bool(shape.key), apart=shape.destination.shared))
-
-        return RangeRows(opened)
-
-    def _sampled_rows(self) -> int:
-        """Rows of a range of a sample: so few that there are many ranges to choose from."""
-        estimated = sum(source.rows_estimated(schema) for source, schema in self._feeding)
-        return max(_SAMPLED_ROWS, estimated // _SAMPLED_RANGES)
-
-    @property
-    def _reads_ahead(self) -> bool:
-        """Whether reading a range finds its end: one table feeds it, so that the rows are those of the range."""
-        return not self._whole and len(self._feeding) == 1 and self._job.mode is not Mode.RANDOM
-
-    def _next(self, driver: int, above: Key, most_rows: int | None) -> _Range:
-        """The range after a key. Its end is found here, or by reading it."""
-        if self._whole:
-            return _Range((), 0, None)
-        if self._reads_ahead:
-            source, schema = self._feeding[0]
-            return _Range(above, 0, None, source.chunk_rows(schema))
-        for number in range(driver, len(self._feeding)):
-            source, schema = self._feeding[number]
-            rows = source.chunk_rows(schema)
-            rows = rows if most_rows is None else min(rows, most_rows)
-            through = source.edge(schema, above, rows)
-            if through is not None:
-                return _Range(above, number, through, rows)
-        return _Range(above, len(self._feeding), None)
+    def _next(self, driver: int, above: Key, most_rows: int | None = None) -> _Range:
+        """The range after a key. most_rows: of a sample, where it has exactly as many."""
+        if self.whole:
+            return _Range()
+        for number in range(driver, len(self.feeding)):
+            source, schema = self.feeding[number]
+            rows = None if most_rows is None else min(source.chunk_rows(schema), most_rows)
+            through = source.end_of_range(schema, above, rows)
+            if through:
+                return _Range(above, through, driver=number, rows=rows or 0)
+        return _Range(above, driver=len(self.feeding))
 
     def _begun(self, range_: _Range) -> _Begun:
-        """The source's rows of a range, and where it ends."""
-        rows = self._range_rows()
+        """The source's rows of a range."""
+        rows = RangeRows(keyed=bool(self.shape.key), apart=self.shape.side.shared)
         try:
-            range_, spans = self._read_source(rows, range_)
+            spans = self._read_source(rows, range_)
         except BaseException:
             rows.close()
             raise
@@ -266,10 +248,16 @@ class ComparedTable:
         """What a range has shown whose rows of both sides have been read."""
         range_, rows = begun.range_, begun.rows
         found = Tally(
-            self.definition, range_.driver, range_.through or range_.above, range_.through is None,
-            ranges=1, spans=begun.spans, consumed_until=consumed.until,
-            source=rows.side("source"), target=rows.side("target"),
-        )  # fmt: skip
+            self.definition,
+            range_.driver,
+            range_.through or range_.above,
+            not range_.through,
+            ranges=1,
+            spans=begun.spans,
+            consumed_until=consumed.until,
+            source_rows=rows.rows["source"],
+            target_rows=rows.rows["target"],
+        )
         if not differing:
             return found
         verdict = self._verdict(rows.comparison, begun.spans, consumed.batches)
@@ -284,89 +272,95 @@ class ComparedTable:
         )
 
     def _verdict(self, comparison: Comparison, spans: Sequence[SourceSpan], consumed: frozenset[str]) -> Verdict:
-        chains = self._batches.chains_until(spans)
+        chains = self.batches.chains_until(spans)
         bounds = {span.source: (span.low.seq, span.high.seq) for span in spans}
         differences = comparison.differences()
         for events in staged_history.events(
-            self._job.opened.store, chains, self._shape, consumed, comparison.differing_keys(), bounds,
+            self.job.opened.store,
+            chains,
+            self.shape,
+            consumed,
+            comparison.differing_keys(),
+            bounds,
             known_from=differences.known_from,
-        ):  # fmt: skip
+        ):
             differences.add(events)
-        return differences.judge(whole=self._batches.is_whole(chains), most=KEPT_ROWS)
+        return differences.judge(whole=self.batches.is_whole(chains), most=KEPT_ROWS)
 
     def result(self, tally: Tally) -> TableResult:
         """What the ranges have shown together, once the tally is complete."""
-        opened = OpenedFindings(self._name, self._shape, self._feeding, self._targets).opened(tally.first)
         return TableResult(
-            self._name,
-            mode=self._job.mode,
-            findings=tuple(opened),
-            columns=tuple(column.name for column in self._shape.columns),
-            left_out=self._shape.left_out,
-            whole=self._whole,
-            unreplayed=tally.unsettled > 0 and not self._batches.consumed().known,
+            self.name,
+            mode=self.job.mode,
+            findings=tuple(self._findings(tally.first)),
+            columns=tuple(column.name for column in self.shape.columns),
+            left_out=self.shape.left_out,
+            whole=self.whole,
+            unreplayed=tally.unsettled > 0 and not self.batches.consumed().known,
             **figures_of(tally),
         )
 
-    def _read_source(self, into: RangeRows, range_: _Range) -> tuple[_Range, tuple[SourceSpan, ...]]:
-        """The range with its end, and between which places it was read."""
+    def _findings(self, found: Sequence[Difference]) -> Iterator[Finding]:
+        """The first SHOWN_ROWS with the rows as both sides have them now, where they are found by their keys."""
+        shape, shown = self.shape, [one.key for one in found[:SHOWN_ROWS]]
+        source: dict[str, list[tuple[int, list[str | None]]]] = {}
+        target = source
+        if shown and shape.key and shape.masked.isdisjoint(shape.key):
+            begun = self._begun(_Range(wanted=shown))
+            with closing(begun.rows):
+                self._read_target(begun.rows, begun.range_)
+                source, target = begun.rows.values("source"), begun.rows.values("target")
+        for one in found:
+            mine, theirs = source.get(one.key, []), target.get(one.key, [])
+            columns: dict[str, tuple[str | None, str | None]] = {}
+            if len(mine) == 1 and len(theirs) == 1:
+                for column, here, there in zip(shape.columns, mine[0][1], theirs[0][1], strict=True):
+                    if here != there:
+                        columns[column.name] = (None, None) if column.name in shape.masked else (here, there)
+            key = dict(zip((column.name for column in shape.key_or_all), values_of(one.key), strict=True))
+            key = {name: None if name in shape.masked else value for name, value in key.items()}
+            shards = tuple(shape.side.places[place] for place, _ in theirs)
+            name = finding_id(self.name, one.key)
+            yield Finding(name, self.name, one.kind, one.wrong, key, columns, one.source_rows, one.target_rows, shards)
+
+    def _read_source(self, into: RangeRows, range_: _Range) -> tuple[SourceSpan, ...]:
+        """Between which places the range was read."""
         spans: tuple[SourceSpan, ...] = ()
-        shape = self._shape
+        shape = self.shape
         names = [column.name for column in shape.columns]
         key = [names.index(column.name) for column in shape.key_or_all]
 
         def take(rows: TableRows) -> None:
             columns = columns_of(rows)
-            piece = ColumnPiece(rows.rows, [columns[name] for name in names], key, shape.errors)
-            into.add("source", piece, shape.destination.shard_numbers(rows.rows))
+            held = shape.side.as_held(rows.rows)
+            piece = ColumnPiece(held, [columns[name] for name in names], key, shape.errors)
+            into.add("source", piece, shape.side.shard_numbers(held))
 
-        for number, (source, schema) in enumerate(self._feeding):
+        for number, (source, schema) in enumerate(self.feeding):
             reads: Iterable[Read]
             if range_.wanted is not None:
                 reads = self._looked_up(source, schema, range_.wanted, take)
-            elif self._whole:
-                reads = source.read(schema, self._name, take)
-            elif self._reads_ahead:
-                one, through = source.read_next(schema, self._name, range_.above, range_.rows, take)
-                reads, range_ = [one], replace(range_, through=through)
-            elif range_.through is None:
-                # Of the table that has cut the ranges, fewer rows than a chunk has are left.
-                reads = source.read_after(schema, self._name, range_.above, take, at_once=len(self._feeding) == 1)
             else:
-                at_once = number == range_.driver
-                reads = source.read_range(schema, self._name, range_.above, range_.through, take, at_once=at_once)
+                # Of each table, the last range has fewer rows than a chunk; others are those of the table that cuts.
+                at_once = not self.whole and (number == range_.driver or not range_.through)
+                reads = source.read(schema, self.name, take, range_.above, range_.through, at_once=at_once)
             for read in reads:
                 self._read["source"] += read.rows
-                self._job.report(self._name, "source", self._read["source"])
+                self.job.report(self.name, "source", self._read["source"])
                 spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
-        return range_, spans
+        return spans
 
     def _looked_up(self, source: SourceTables, schema: TableSchema, keys: Sequence[str], take: Take) -> Iterator[Read]:
         own = {column.name: column for column in schema.columns}
-        for some in _pieces(keys):
-            where = lookup.condition([own[name] for name in self._shape.key], some, self._shape.errors)
-            yield source.lookup(schema, self._name, where, take)
+        for some in lookup.pieces(keys):
+            where = lookup.condition([own[name] for name in self.shape.key], some, self.shape.errors)
+            yield source.lookup(schema, self.name, where, take)
 
     def _read_target(self, into: RangeRows, range_: _Range) -> None:
-        shape = self._shape
+        shape = self.shape
         names = [column.name for column in shape.columns]
         key = [names.index(column.name) for column in shape.key_or_all]
-        for number, shard in enumerate(shape.destination.shards):
-            for tail in self._tails(shard, range_):
-                for batch, columns in self._targets.batches(shape, shard, tail):
-                    into.add("target", ColumnPiece(batch, columns, key, shape.errors), np.full(batch.num_rows, number))
-                    self._read["target"] += batch.num_rows
-                    self._job.report(self._name, "target", self._read["target"])
-
-    def _tails(self, shard: Shard, range_: _Range) -> Iterator[str]:
-        """What follows the table's name in the statements that read the range."""
-        if range_.wanted is not None:
-            for some in _pieces(range_.wanted):
-                yield f"WHERE {target_rows.condition(self._shape, shard, some)}"
-        elif self._whole:
-            yield ""
-        else:
-            schema = target_rows.schema_of(self._shape, shard)
-            where = f"WHERE {keys.after(schema, range_.above)} AND {keys.up_to(schema, range_.through or ())}"
-            down = keys.downwards(range_.through or range_.above)
-            yield f"{where} ORDER BY {keys.ordered(schema, down)}" if self._reads_ahead and down else where
+        for place, batch, columns in shape.side.batches(shape, range_):
+            into.add("target", ColumnPiece(batch, columns, key, shape.errors), np.full(batch.num_rows, place))
+            self._read["target"] += batch.num_rows
+            self.job.report(self.name, "target", self._read["target"])

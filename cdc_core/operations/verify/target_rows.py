@@ -1,27 +1,36 @@
-"""The rows of a target's table, shard by shard, by the compiled reader."""
+"""The rows of a table of servers, shard by shard, by the compiled reader."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pymysql
 
-from cdc_core.config import Target
+from cdc_core.config import IcebergTarget, MysqlTarget
 from cdc_core.model.schema import TEXT_BASES, Column, TableSchema
 from cdc_core.mysql.connections import SafeConnection, connect, quote, resolve
 from cdc_core.mysql.server_errors import NO_TABLE, number_of
+from cdc_core.operations.copy import key_ranges
 from cdc_core.operations.copy.chunks import from_table
+from cdc_core.operations.copy.key_ranges import Key
 from cdc_core.operations.verify import lookup
-from cdc_core.operations.verify.shape import Shape
+from cdc_core.operations.verify.ranges import ordered_alike, ordered_apart
+from cdc_core.operations.verify.shape import RowRange, Shape, SideRows, TargetSide
+from cdc_core.process.extras import require
 from cdc_core.results import TableReader
 from cdc_core.results.reading_faults import translated, translating
-from cdc_core.targets.reading.destination import Shard
+from cdc_core.targets.reading.destination import Destination, Shard, TableUse, open_destination
 from cdc_core.targets.reading.sharding import ShardTable, by_server, placed_tables
 from cdc_core.targets.writing.load import BULK_S, SILENCE_S
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
 
 
 def schema_of(shape: Shape, shard: Shard) -> TableSchema:
@@ -59,15 +68,13 @@ def session(shard: Shard) -> SafeConnection:
     return connect(shard.server, where=shard.table.name, read_timeout=SILENCE_S, statement_timeout_s=BULK_S)
 
 
-def tables_with_rows(
-    target: Target, logical: Sequence[str], environ: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def tables_with_rows(target: MysqlTarget, logical: Sequence[str]) -> dict[str, str]:
     """Of these logical tables, those with rows at the target, and the name of a table that has them. One that the
     target does not have has none. Raises what connecting raises, and shard_tables."""
     found: dict[str, str] = {}
     for reference, mine in by_server(target, placed_tables(target, logical)):
         with (
-            closing(connect(resolve(reference, environ), where=reference, read_timeout=SILENCE_S)) as opened,
+            closing(connect(resolve(reference), where=reference, read_timeout=SILENCE_S)) as opened,
             opened.cursor() as cursor,
         ):
             for name, place in mine:
@@ -87,17 +94,20 @@ def _has_rows(cursor: Any, place: ShardTable) -> bool:
 
 
 class TargetTables:
-    """Sessions at the servers of a target, one a server, for the length of a block; a later block opens others."""
+    """Sessions at the servers of a target, one a server, or its catalog, for the length of a block; a later block opens
+    others."""
 
     def __init__(self) -> None:
         self._opened = ExitStack()
         self._sessions: dict[int, SafeConnection] = {}
+        self._catalog: Catalog | None = None
 
     def __enter__(self) -> TargetTables:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+        self._catalog = None
 
     def session(self, shard: Shard) -> SafeConnection:
         found = self._sessions.get(shard.table.connection)
@@ -105,6 +115,16 @@ class TargetTables:
             found = self._sessions[shard.table.connection] = session(shard)
             self._opened.callback(found.close)
         return found
+
+    def catalog(self, target: IcebergTarget) -> Catalog:
+        """Of a lake. Raises as open_catalog; UsageError (install.missing)."""
+        if self._catalog is None:
+            require("lake", by=f"target {target.name}")
+            from cdc_core.lake.catalogs import open_catalog
+
+            self._catalog = open_catalog(target)
+            self._opened.callback(self._catalog.close)
+        return self._catalog
 
     def batches(
         self, shape: Shape, shard: Shard, tail: str = ""
@@ -126,3 +146,93 @@ class TargetTables:
             cursor.execute(f"SELECT COUNT(*) {from_table(schema)} {tail}")
             ((rows,),) = cursor.fetchall()
         return int(rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSide(TargetSide):
+    """destination: opened for the table. sessions: which several tables may share; the caller closes them."""
+
+    destination: Destination
+    sessions: TargetTables
+
+    @classmethod
+    def opened(
+        cls, target: MysqlTarget, logical: str, schemas: Sequence[TableSchema], use: TableUse, sessions: TargetTables
+    ) -> ServerSide:
+        """Raises what open_destination raises."""
+        found = open_destination(target, logical, schemas, use)
+        places = tuple(shard.table.name for shard in found.shards)
+        return cls(
+            target=target.name, logical=logical, key=found.key, places=places, shared=found.shared,
+            sharding=found.rule.sharding, destination=found, sessions=sessions,
+        )  # fmt: skip
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        return self.destination.shards
+
+    def has(self, column: str) -> bool:
+        return all(column.lower() in (name.lower() for name in shard.columns) for shard in self.shards)
+
+    def tells_errors(self, column: str) -> bool:
+        kinds = [shard.facts.by_name[column.lower()].type for shard in self.shards]
+        return all(kind.base == "enum" and "" in kind.labels for kind in kinds)
+
+    def why_whole(self, schema: TableSchema) -> str:
+        for shard in self.shards:
+            if not _indexed(shard, self.key):
+                return f"{shard.table.name} has no index that begins with the key"
+            for name in self.key:
+                if not ordered_alike(schema.column(name).type, shard.facts.by_name[name.lower()].type):
+                    return ordered_apart(schema.name, shard.table.name, name)
+        return ""
+
+    def definition(self, shape: Shape) -> object:
+        return [[one.server.host, one.server.port, one.table.name, schema_of(shape, one).id] for one in self.shards]
+
+    def batches(self, shape: Shape, range_: RowRange) -> Iterator[SideRows]:
+        """Raises what TargetTables.batches raises."""
+        for number, shard in enumerate(self.shards):
+            for tail in _tails(shape, shard, range_):
+                for batch, columns in self.sessions.batches(shape, shard, tail):
+                    yield number, batch, columns
+
+    def count(self, shape: Shape) -> int:
+        return sum(self.sessions.count(shape, shard) for shard in self.shards)
+
+    def reaches(self, shape: Shape, last: Key) -> bool:
+        found = 0
+        for shard in self.shards:
+            schema = schema_of(shape, shard)
+            if self.sessions.count(shape, shard, f"WHERE {key_ranges.after(schema, last)}"):
+                return False
+            found += self.sessions.count(shape, shard, f"WHERE {key_ranges.equal(schema, last)}")
+        return found > 0
+
+    def renew(self) -> None:
+        """A server shows what it has."""
+
+    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        return self.destination.shard_numbers(rows)
+
+
+def _tails(shape: Shape, shard: Shard, range_: RowRange) -> Iterator[str]:
+    """What follows the table's name in the statements that read the range."""
+    if range_.wanted is not None:
+        for some in lookup.pieces(range_.wanted):
+            yield f"WHERE {condition(shape, shard, some)}"
+    elif not (range_.above or range_.through):
+        yield ""
+    else:
+        schema = schema_of(shape, shard)
+        where = f"WHERE {key_ranges.after(schema, range_.above)} AND {key_ranges.up_to(schema, range_.through)}"
+        down = key_ranges.downwards(range_.through or range_.above)
+        yield f"{where} ORDER BY {key_ranges.ordered(schema, down)}"
+
+
+def _indexed(shard: Shard, key: Sequence[str]) -> bool:
+    wanted = [(name.lower(), None) for name in key]
+    return any(
+        [(part.column.lower(), part.prefix) for part in index.parts[: len(wanted)]] == wanted
+        for index in shard.facts.unique_keys
+    )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from cdc_core.config import Pipeline, Target
+from cdc_core.errors import LeaseHeld
 from cdc_core.meta import Lease, Meta
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.verify.modes import Mode
 
 WAIT_S = 600.0
 """How long the stage may take to reach the place up to which the source was read."""
+LEASE_S = 60.0
 
 Watch = Callable[[str, str, int], None]
 """Told the table, the side that is read and the rows of it so far."""
@@ -52,8 +55,19 @@ class VerifyJob:
         return percent / 100
 
 
+def verifier_lease(opened: OpenPipeline, target: str) -> AbstractContextManager[Lease]:
+    """The right to verify and repair a target, renewed until the block ends. Raises RetryLater (lease.held)."""
+    name = f"verify:{digest([opened.name, target])[:16]}"
+    taken = LeaseHeld(
+        f"Another process verifies or repairs the target {target!r}.",
+        where=target,
+        remedy=f"wait until it has ended or, if it is dead, {LEASE_S:.0f} s for its lease to expire",
+    )
+    return opened.meta.leases.held(name, opened.holder, LEASE_S, taken=taken)
+
+
 def config_digest(pipeline: Pipeline) -> str:
-    """Of a pipeline's definition."""
+    """The digest of a pipeline's definition."""
     return digest(pipeline.model_dump(mode="json"))
 
 

@@ -1,4 +1,4 @@
-"""How far a verification is: what a killed one leaves for the next, as one document in meta.
+"""How far a verification is: what a killed one leaves for the next, as one document in meta, written after each range.
 
 A table is verified range by range. What was found in the ranges so far is a `Tally`, which the next range is added to.
 It must keep true that a verification continues only where it would do the same again: the same definition of the
@@ -7,20 +7,22 @@ pipeline, the same tables and mode, and tables whose definitions on both sides a
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any
 
-from cdc_core.model.json_codec import UnknownVersion, dumped, parsed
+from cdc_core.model.json_codec import dumped, parsed
 from cdc_core.model.position import Position
-from cdc_core.model.windows import age_us
+from cdc_core.model.windows import age_us, from_us
 from cdc_core.operations.copy.key_ranges import Key
-from cdc_core.operations.verify.comparison import Difference, Side
+from cdc_core.operations.verify.comparison import Difference
+from cdc_core.operations.verify.modes import Mode
+from cdc_core.operations.verify.verify_job import VerifyJob, config_digest, digest
 
-VERSION = 1
-NOTHING = Side(0, "")
-_MODULUS = 1 << 128
+KEPT_BYTES = 4 << 20
+"""Most that the keys of findings take in meta, of all tables of a verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,16 @@ class SourceSpan:
 class Figures:
     """What the ranges of a table have shown, but for the rows that differ.
 
-    spans: of the sources. consumed_until: by source, up to where the target had consumed the staged batches before the
-    first range was read. moving, unsettled: as in Verdict. found: how many rows differ, by what is wrong. skipped_rows:
-    about how many rows of the source a sample left out. ranges: that were compared. seconds: that they took.
+    source_rows, target_rows: that were read. spans: of the sources. consumed_until: by source, up to where the target
+    had consumed the staged batches before the first range was read. moving, unsettled: as in Verdict. found: how many
+    rows differ, by what is wrong. skipped_rows: about how many rows of the source a sample left out. ranges: that were
+    compared. seconds: that they took.
     """
 
     spans: tuple[SourceSpan, ...] = ()
     consumed_until: Mapping[str, str] = field(default_factory=dict)
-    source: Side = NOTHING
-    target: Side = NOTHING
+    source_rows: int = 0
+    target_rows: int = 0
     moving: int = 0
     unsettled: int = 0
     found: Mapping[str, int] = field(default_factory=dict)
@@ -88,36 +91,13 @@ class Tally(Figures):
             skipped_rows=self.skipped_rows + other.skipped_rows,
             spans=joined(self.spans, other.spans),
             consumed_until={**other.consumed_until, **self.consumed_until},
-            source=_sum(self.source, other.source),
-            target=_sum(self.target, other.target),
+            source_rows=self.source_rows + other.source_rows,
+            target_rows=self.target_rows + other.target_rows,
             moving=self.moving + other.moving,
             unsettled=self.unsettled + other.unsettled,
             found=found,
             first=_first((self.first + other.first)[:most_first], most_bytes),
             seconds=self.seconds + other.seconds,
-        )
-
-    def judged_again(self, keys: Collection[str], again: Tally) -> Tally:
-        """With what another look at these of its differences has shown."""
-        looked = set(keys)
-        now = {one.key: one for one in again.first if one.key in looked}
-        found = dict(self.found)
-        first = []
-        for one in self.first:
-            kept = now.get(one.key) if one.key in looked else one
-            if kept is not one:
-                found[one.wrong] -= 1
-            if kept is not None:
-                first.append(kept)
-                if kept is not one:
-                    found[kept.wrong] = found.get(kept.wrong, 0) + 1
-        return replace(
-            self,
-            spans=joined(self.spans, again.spans),
-            unsettled=self.unsettled + again.unsettled,
-            found={wrong: count for wrong, count in found.items() if count},
-            first=tuple(first),
-            seconds=self.seconds + again.seconds,
         )
 
 
@@ -138,24 +118,15 @@ class VerifyProgress:
         return replace(self, tables={**self.tables, table: tally})
 
     def to_text(self) -> str:
-        return dumped(self, version=VERSION).decode()
+        return dumped(self).decode()
 
     @classmethod
     def from_text(cls, text: str) -> VerifyProgress | None:
-        """None for what another version of Lockstep has written."""
+        """None for what another version of Lockstep has written: its verification begins from the start."""
         try:
-            return parsed(cls, text, version=VERSION)
-        except UnknownVersion:
+            return parsed(cls, text)
+        except ValueError:
             return None
-
-
-def why_again(found: VerifyProgress, scope: str, now_us: int, resume_within: str) -> str:
-    """Why a verification that was interrupted is not continued, for people; "" if it is."""
-    if found.scope != scope:
-        return "the pipeline's definition, the mode or the tables asked for were others"
-    if now_us - found.started_us > age_us(resume_within):
-        return f"it began more than {resume_within} ago (verify.resume_within)"
-    return ""
 
 
 def _bytes_of(one: Difference) -> int:
@@ -169,7 +140,7 @@ def _first(some: tuple[Difference, ...], most_bytes: int) -> tuple[Difference, .
 
 
 def joined(some: Sequence[SourceSpan], more: Sequence[SourceSpan]) -> tuple[SourceSpan, ...]:
-    """By source, between the lowest and the highest place of both."""
+    """For each source, from the lowest to the highest place of both."""
     spans = {one.source: one for one in some}
     for one in more:
         known = spans.get(one.source, one)
@@ -177,7 +148,65 @@ def joined(some: Sequence[SourceSpan], more: Sequence[SourceSpan]) -> tuple[Sour
     return tuple(spans[name] for name in sorted(spans))
 
 
-def _sum(one: Side, other: Side) -> Side:
-    if not other.sum_ or not one.sum_:
-        return Side(one.rows + other.rows, one.sum_ or other.sum_)
-    return Side(one.rows + other.rows, f"{(int(one.sum_, 16) + int(other.sum_, 16)) % _MODULUS:032x}")
+def forget_found(job: VerifyJob, tables: Collection[str]) -> None:
+    """Before rows of these tables are repaired: a verification that was interrupted begins those from the start in
+    which it has found something, as it would count the repaired rows. Raises RetryLater (lease.lost)."""
+    known = job.meta.verifications.find(job.target.name)
+    progress = VerifyProgress.from_text(known.progress) if known is not None else None
+    if job.lease is None or progress is None:
+        return
+    left = {
+        name: one for name, one in progress.tables.items() if name not in tables or not (one.found or one.unsettled)
+    }
+    job.meta.verifications.keep_progress(job.lease, job.target.name, replace(progress, tables=left).to_text())
+
+
+class KeptProgress:
+    """What is known of each table so far; without a lease it is not kept."""
+
+    def __init__(self, job: VerifyJob, tables: Sequence[str]) -> None:
+        self._job = job
+        now_us = job.meta.now_us()
+        seed = secrets.randbits(32) if job.seed is None else job.seed
+        share = [job.share, job.seed] if job.mode is Mode.RANDOM else []
+        scope = digest([config_digest(job.pipeline), job.mode, sorted(tables), share])
+        self.progress = VerifyProgress(scope, now_us, seed)
+        known = job.meta.verifications.find(job.target.name) if job.lease is not None else None
+        if known is None or not known.progress:
+            return
+        found = VerifyProgress.from_text(known.progress)
+        resume_within = job.pipeline.verify.resume_within
+        again = ""
+        if job.restart:
+            again = "you asked for it (--restart)"
+        elif found is None or found.scope != scope:
+            again = "the pipeline's definition, the mode or the tables asked for were others"
+        elif now_us - found.started_us > age_us(resume_within):
+            again = f"it began more than {resume_within} ago (verify.resume_within)"
+        if again or found is None:
+            job.opened.progress.note(f"The verification that was interrupted begins from the start: {again}.")
+            return
+        self.progress = found
+        job.opened.progress.note(f"The verification of {from_us(found.started_us):%Y-%m-%d %H:%M:%S} UTC continues.")
+
+    def tally(self, table: str, definition: str) -> Tally:
+        """What is known of a table; of none, or of one that is defined otherwise now, nothing."""
+        known = self.progress.tables.get(table)
+        if known is not None and known.definition != definition:
+            self._job.opened.progress.note(
+                f"{table} begins from the start: it was redefined, or its target is at another address, since its "
+                "verification was interrupted."
+            )
+            known = None
+        return known or Tally(definition)
+
+    def bytes_left(self, table: str) -> int:
+        """What the keys of a table's findings may take beside those of other tables."""
+        return KEPT_BYTES - sum(one.first_bytes for name, one in self.progress.tables.items() if name != table)
+
+    def keep(self, table: str, tally: Tally) -> None:
+        """Raises RetryLater (lease.lost)."""
+        job = self._job
+        self.progress = self.progress.with_table(table, tally)
+        if job.lease is not None:
+            job.meta.verifications.keep_progress(job.lease, job.target.name, self.progress.to_text())

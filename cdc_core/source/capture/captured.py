@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -56,6 +56,17 @@ def named_schema(pattern: str) -> str | None:
     return match[1].lower() if match else None
 
 
+def _may_name(pattern: str, database: str) -> bool:
+    """Whether a pattern of tables may match one of a database, in any letter case."""
+    head, dot, _ = pattern.partition(r"\.")
+    if not dot or re.search(r"\||\(\?|\\\.[?*{]", pattern):  # its first dot need not end the database's name
+        return True
+    try:
+        return re.fullmatch(head, database, re.IGNORECASE) is not None
+    except re.error:  # the dot is inside of something
+        return True
+
+
 @dataclass(frozen=True)
 class Capture:
     """The rules `tables` and `routes` of a pipeline.
@@ -66,7 +77,6 @@ class Capture:
 
     tables: CaptureRules
     routes: tuple[Route, ...] = ()
-    environ: Mapping[str, str] | None = field(default=None, repr=False)
     lower_case: bool = False
     """Whether the server compares names of tables in lower case: so do the patterns."""
     _decided: dict[tuple[str, str], tuple[str, ...]] = field(
@@ -118,6 +128,10 @@ class Capture:
 
     def captures(self, database: str, table: str) -> bool:
         return bool(self.route(database, table))
+
+    def may_be_in(self, database: str) -> bool:
+        """Whether a captured table may be in a database: no where every pattern names others."""
+        return any(_may_name(pattern, database) for pattern in self.tables.include)
 
     def route(self, database: str, table: str) -> tuple[str, ...]:
         """Logical names of a captured table; () for one that is not captured. Raises UsageError (config.invalid)."""
@@ -229,7 +243,7 @@ class Capture:
 
     @cached_property
     def _masking(self) -> Masking:
-        return Masking(self.tables.columns, self.environ)
+        return Masking(self.tables.columns)
 
     def _matching(self, rules: Sequence[Rule], schema: TableSchema) -> list[Rule]:
         return [rule for rule in rules if self.matches(rule.match, schema.name)]

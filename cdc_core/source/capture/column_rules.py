@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,14 +34,13 @@ HASH = ColumnType("char", length=64, charset="ascii", collation="ascii_bin")
 
 @dataclass(frozen=True)
 class Masking:
-    """The rule `tables.columns`. environ: replaces the process environment."""
+    """The rule `tables.columns`."""
 
     columns: Columns
-    environ: Mapping[str, str] | None = field(default=None, repr=False)
 
     @cached_property
     def _hasher(self) -> Hasher:
-        return Hasher(salt_of(self.columns, self.environ))
+        return Hasher(salt_of(self.columns))
 
     def masks(self, schema: TableSchema, column: str) -> bool:
         """Whether the value of this column is replaced by a hash."""
@@ -100,11 +99,11 @@ class Hasher:
         return found.column("h").cast(pa.string()).combine_chunks()
 
 
-def salt_of(columns: Columns, environ: Mapping[str, str] | None = None) -> bytes:
+def salt_of(columns: Columns) -> bytes:
     """The salt of the masks. Raises UsageError (config.unset)."""
     assert columns.salt is not None  # the pipeline file was parsed
     variable = variable_of(columns.salt)
-    salt = (os.environ if environ is None else environ).get(variable)
+    salt = os.environ.get(variable)
     if not salt:
         raise UsageError(
             f"The environment variable {variable}, the salt of masked columns, is not set.",

@@ -55,8 +55,8 @@ def fail_over(
 ) -> Failover:
     """Where to continue at the server that `control` is connected to.
 
-    Raises DataAtRisk (source.log_lost; source.other_log where there are neither GTIDs nor several
-    servers in the source), RetryLater (source.standby_behind), Refused (connection.setting).
+    Raises DataAtRisk (source.log_lost; source.other_log where there are neither GTIDs nor several servers in the
+    source), RetryLater (source.standby_behind), Refused (connection.setting).
     """
     files = binlog_files(control)
     if not files:
@@ -124,18 +124,18 @@ def _by_gtid(
         (
             file.name
             for file in reversed(search.files)
-            if wanted.contains(GtidSet.parse(search.head(file.name).previous))
+            if wanted.contains(GtidSet.highest(search.head(file.name).previous))
         ),
         None,
     )
     if purged or begin is None:
         raise _purged(str(purged) or f"what comes after {wanted}", source, known)
-    if known.mariadb:
-        _require_same_history(search, begin, wanted, source, stored)
+    ours = _require_same_history(search, begin, wanted, source, stored) if known.mariadb else None
     found = search.first(begin, lambda one: not one.gtid or not wanted.has(one.gtid))
-    unordered = _unordered(search, begin, found.position) if known.mariadb else {}
+    end = found.position if ours is None else max(found.position, replace(ours, offset=ours.offset + 1))
+    unordered = _unordered(search, begin, end) if known.mariadb else {}
     if unordered:
-        end, found = found.position, _before(search, unordered, source)
+        found = _before(search, unordered, source)
         again, last = _between(search, found.position, end)
     else:
         again, last = _logged_later(search, found, wanted)
@@ -152,7 +152,7 @@ def _unordered(search: Search, begin: str, end: Position) -> dict[int, int]:
     """MariaDB without gtid_strict_mode: by domain, the lowest number in the log from a file up to a place that an equal
     or higher one precedes. From there on, a number does not tell whether a transaction was read: a write at the standby
     has one that a transaction of its primary has, too."""
-    highest = {domain: number for domain, (_, number) in GtidSet.parse(search.head(begin).previous).domains}
+    highest = {domain: number for domain, (_, number) in GtidSet.highest(search.head(begin).previous).domains}
     found: dict[int, int] = {}
     for one in search.begins(begin):
         if one.position >= end:
@@ -168,7 +168,7 @@ def _before(search: Search, unordered: Mapping[int, int], source: Source) -> Che
     """Before the first transaction with one of these numbers of its domain, or a higher one."""
 
     def earlier(head: str) -> bool:
-        reached = dict(GtidSet.parse(head).domains)
+        reached = dict(GtidSet.highest(head).domains)
         return all(reached.get(domain, (0, -1))[1] < number for domain, number in unordered.items())
 
     begin = next((file.name for file in reversed(search.files) if earlier(search.head(file.name).previous)), None)
@@ -216,16 +216,25 @@ def _logged_later(search: Search, found: Checkpoint, wanted: GtidSet) -> tuple[i
     return again, last
 
 
-def _require_same_history(search: Search, begin: str, wanted: GtidSet, source: Source, stored: Checkpoint) -> None:
-    """MariaDB numbers transactions by domain: an equal number may be another server's. Ours must be in the log."""
+def _require_same_history(
+    search: Search, begin: str, wanted: GtidSet, source: Source, stored: Checkpoint
+) -> Position | None:
+    """MariaDB numbers transactions by domain: an equal number may be another server's. Ours must be in the log.
+
+    Returns where the last of ours begins; None where all are before the file `begin`.
+    """
+    ours = None
     last = {f"{domain}-{server}-{number}" for domain, (server, number) in wanted.domains}
     last -= set(search.head(begin).previous.split(","))
     for one in search.begins(begin):
         if not last:
             break
-        last.discard(one.gtid)
+        if one.gtid in last:
+            last.remove(one.gtid)
+            ours = one.position
     if last:
         raise _lacks(",".join(sorted(last)), search, source, stored)
+    return ours
 
 
 def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkpoint, str, Position | None]:

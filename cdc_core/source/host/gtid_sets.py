@@ -1,7 +1,9 @@
 """GTID sets in the servers' own text forms: what a checkpoint remembers, and whether one set contains another.
 
 MySQL: `uuid:1-5:7,uuid:tag:1-3`, a set of intervals. MariaDB: `0-1-5,1-1-7`, the last transaction of each domain,
-which implies all before it in that domain.
+which implies all before it in that domain. The last one is the one that was logged last: without gtid_strict_mode, its
+number may be lower than an earlier one's. The state of a MariaDB log (gtid_binlog_state, the head of a file) lists the
+last transaction of each domain and server, in a domain the last of all last (sql/rpl_gtid.cc, get_gtid_list).
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from cdc_core.errors import UsageError
+from cdc_core.model.block import EntryGtids
 
 _MARIADB = re.compile(r"^\d+-\d+-\d+$")
 _TAG = re.compile(r"^[a-z_][a-z0-9_]{0,31}$")
@@ -29,7 +34,7 @@ class GtidSet:
 
     @classmethod
     def parse(cls, text: str) -> GtidSet:
-        """Raises UsageError (usage.argument)."""
+        """For a MariaDB domain the last that is listed. Raises UsageError (usage.argument)."""
         spans: dict[str, list[tuple[int, int]]] = {}
         domains: dict[int, tuple[int, int]] = {}
         for part in "".join(text.split()).lower().split(","):
@@ -37,8 +42,7 @@ class GtidSet:
                 continue
             if _MARIADB.match(part):
                 domain, server, number = (int(piece) for piece in part.split("-"))
-                if number >= domains.get(domain, (0, -1))[1]:
-                    domains[domain] = (server, number)
+                domains[domain] = (server, number)
                 continue
             sid, *rest = part.split(":")
             if not _UUID.match(sid) or not rest:
@@ -58,6 +62,11 @@ class GtidSet:
             tuple((name, _merged(parts)) for name, parts in sorted(spans.items())), tuple(sorted(domains.items()))
         )
 
+    @classmethod
+    def highest(cls, state: str) -> GtidSet:
+        """As `parse`, for a MariaDB domain with the largest number: a set that contains it contains the whole state."""
+        return cls.parse(",".join(sorted(state.split(","), key=_mariadb_number)))
+
     def __str__(self) -> str:
         if self.domains:
             return ",".join(f"{domain}-{server}-{number}" for domain, (server, number) in self.domains)
@@ -74,14 +83,11 @@ class GtidSet:
         return ",".join(parts)
 
     def union(self, other: GtidSet) -> GtidSet:
-        """Both sets; for a MariaDB domain the later transaction."""
+        """Both sets; for a MariaDB domain the transaction of `other`, which is the later one."""
         spans = {name: list(parts) for name, parts in self.intervals}
         for name, parts in other.intervals:
             spans.setdefault(name, []).extend(parts)
-        domains = dict(self.domains)
-        for domain, last in other.domains:
-            if domain not in domains or last[1] >= domains[domain][1]:
-                domains[domain] = last
+        domains = {**dict(self.domains), **dict(other.domains)}
         return GtidSet(
             tuple((name, _merged(parts)) for name, parts in sorted(spans.items())), tuple(sorted(domains.items()))
         )
@@ -125,6 +131,10 @@ class GtidSet:
         return {domain: number for domain, (_, number) in self.domains}
 
 
+def _mariadb_number(gtid: str) -> int:
+    return int(gtid.rpartition("-")[2]) if _MARIADB.match(gtid) else 0
+
+
 def _merged(parts: Iterable[tuple[int, int]]) -> Intervals:
     merged: list[tuple[int, int]] = []
     for low, high in sorted(parts):
@@ -143,40 +153,34 @@ def _unreadable(text: str) -> UsageError:
     )
 
 
-def advanced(executed: str, gtids: Iterable[str]) -> str:
-    """The set `executed` with more transactions or sets: the GTIDs of a checkpoint after them.
-
-    gtids: `Entries.gtid` of the entries passed. For MySQL "" stays "" unless they begin with a server's first
-    transaction: a set without the earlier transactions is useless. A MariaDB position needs only the last ones.
-    """
-    spans: dict[str, list[tuple[int, int]]] = {}
-    other: list[str] = []
-    for gtid in gtids:
-        if not gtid:
+def set_of(gtids: EntryGtids) -> GtidSet:
+    """The set of these GTIDs, which are in the order of the log."""
+    parts: list[tuple[int, GtidSet]] = []
+    for name, prefix in enumerate(gtids.prefixes):
+        entries = np.flatnonzero(gtids.name == name)
+        if not len(entries):
             continue
-        # One transaction of MySQL, `uuid:17` or `uuid:tag:17`, is by far the most frequent: no parsing for it.
-        name, _, number = gtid.rpartition(":")
-        if not number.isdigit() or "," in gtid:
-            other.append(gtid)
-            continue
-        value = int(number)
-        known = spans.setdefault(name, [])
-        if known and known[-1][1] + 1 == value:
-            known[-1] = (known[-1][0], value)
+        last = int(entries[-1])
+        if prefix.endswith("-"):
+            domain, server, _ = prefix.split("-")
+            part = GtidSet(domains=((int(domain), (int(server), int(gtids.number[last]))),))
         else:
-            known.append((value, value))
-    if not spans and not other:
-        return executed
-    added = GtidSet(tuple((name, _merged(parts)) for name, parts in spans.items()))
-    for text in other:
-        added = added.union(GtidSet.parse(text))
-    if not executed and any(parts[0][0] != 1 for _, parts in added.intervals):
+            numbers = np.unique(gtids.number[entries])
+            runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+            part = GtidSet(((prefix.removesuffix(":"), tuple((int(run[0]), int(run[-1])) for run in runs)),))
+        parts.append((last, part))
+    found = GtidSet()
+    for _, part in sorted(parts, key=lambda each: each[0]):
+        found = found.union(part)
+    return found
+
+
+def advanced(executed: str, added: GtidSet) -> str:
+    """The set `executed` with more transactions: the GTIDs of a checkpoint after them.
+
+    For MySQL "" stays "" unless they begin with a server's first transaction: a set without the earlier transactions is
+    useless. A MariaDB position needs only the last ones.
+    """
+    if not added or (not executed and any(parts[0][0] != 1 for _, parts in added.intervals)):
         return executed
     return str(GtidSet.parse(executed).union(added))
-
-
-def compact(gtids: list[str]) -> str:
-    """Transactions in stream order as one set text; "" for none."""
-    if len(gtids) <= 1:
-        return gtids[0] if gtids else ""
-    return str(GtidSet.parse(",".join(gtids)))

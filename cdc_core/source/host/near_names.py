@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import pymysql
 
@@ -29,48 +30,46 @@ def table_names(connection: pymysql.Connection, *, every: bool = False) -> list[
     return [".".join(as_text(name) for name in row) for row in query(connection, _NAMES, (every,))]
 
 
+def resembling(pattern: str, names: Iterable[str]) -> list[str]:
+    """Names that the pattern matches in lower case, or whose end it matches; else those whose parts its own parts
+    match, or resemble where they have no wildcards."""
+    names = list(names)
+    return [name for name in names if _matches_end(pattern, name)] or [name for name in names if _alike(pattern, name)]
+
+
 def did_you_mean(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names that the pattern matches in lower case, as a bare table name or as a part; else similar spellings."""
+    """Names that the pattern resembles; else those in which it is found."""
     names = list(names)
     flexible = re.compile(pattern, re.IGNORECASE)
-    ways: tuple[Callable[[str], object], ...] = (
-        flexible.fullmatch,
-        lambda name: flexible.fullmatch(name.partition(".")[2]),
-        # A pattern that matches the empty string is found in every name.
-        lambda name: (found := flexible.search(name)) and len(found[0]) > 2,
-        _alike(pattern),
-    )
-    for way in ways:
-        if found := [name for name in names if way(name)]:
-            return found[:SHOWN]
-    return []
+    # A pattern that matches the empty string is found in every name.
+    within = (name for name in names if (part := flexible.search(name)) and len(part[0]) > 2)
+    return (resembling(pattern, names) or list(within))[:SHOWN]
 
 
-def question(pattern: str, names: Iterable[str]) -> str:
+def question(near: Sequence[str]) -> str:
     """`Did you mean ...?`, with the pattern to write; "" where no name is similar."""
-    near = did_you_mean(pattern, names)
     if not near:
         return ""
     return f"Did you mean {' or '.join(near)}? A pattern must match the whole name, such as '{re.escape(near[0])}'"
 
 
-def parts_of(pattern: str, *, most: int = 0) -> list[str]:
-    """The parts of a pattern between dots that mean dots, or are meant to. most: how many at most; 0: all."""
-    return re.split(r"\\\.|\[\.\]|(?<![.\\])\.(?![*+?])", pattern, maxsplit=max(0, most - 1))
+def _matches_end(pattern: str, name: str) -> bool:
+    parts = name.split(".")
+    return any(re.fullmatch(pattern, ".".join(parts[at:]), re.IGNORECASE) for at in range(len(parts)))
 
 
-def _alike(pattern: str) -> Callable[[str], bool]:
-    """Whether a name's database and table resemble the pattern's; a part with wildcards resembles every name."""
-    parts = parts_of(pattern, most=2)
-    if len(parts) != 2:
-        return lambda name: False
-    wanted = [part.replace("\\", "").lower() for part in parts]
-    wild = [re.search(r"[*+?\[(|]", part) is not None for part in parts]
-    if all(wild):
-        return lambda name: False
+def _alike(pattern: str, name: str) -> bool:
+    # Dots of a pattern that mean dots, or are meant to.
+    parts, names = re.split(r"\\\.|\[\.\]|(?<![.\\])\.(?![*+?])", pattern), name.split(".")
+    if parts[0] == ".*":  # which may stand for several
+        parts, names = parts[1:], names[len(names) + 1 - len(parts) :]
+    return 0 < len(parts) == len(names) and all(map(_part_alike, parts, names))
 
-    def like(name: str) -> bool:
-        pairs = zip(wanted, wild, name.lower().partition(".")[::2], strict=True)
-        return all(any_ or difflib.SequenceMatcher(None, one, other).ratio() >= ALIKE for one, any_, other in pairs)
 
-    return like
+def _part_alike(part: str, name: str) -> bool:
+    if re.search(r"[*+?\[(|{]", part) is None:
+        text = part.replace("\\", "").lower()
+        return difflib.SequenceMatcher(None, text, name.lower()).ratio() >= ALIKE
+    with suppress(re.error):  # a part of a pattern need not be one
+        return re.fullmatch(part, name, re.IGNORECASE) is not None
+    return False

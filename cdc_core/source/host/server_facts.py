@@ -414,7 +414,7 @@ def _is_replica(connection: pymysql.Connection) -> bool | None:
 
 
 def _replicas(connection: pymysql.Connection) -> tuple[Replica, ...]:
-    """Those that registered; () where the account may not know."""
+    """The replicas that registered; () where the account may not know."""
     with suppress(Refused):
         rows = _first_known(connection, "SHOW REPLICAS", "SHOW REPLICA HOSTS", "SHOW SLAVE HOSTS")
         return tuple(Replica(int(row[0]), str(row[1] or ""), int(row[2] or 0)) for row in rows)

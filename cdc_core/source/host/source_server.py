@@ -187,12 +187,12 @@ def advise_checksum(server: ServerFacts) -> Advice | None:
 
 def advise_gtid_order(server: ServerFacts, source: Source) -> Advice | None:
     """Order keys and positions in one server's log do not depend on GTIDs."""
-    if server.gtid_strict or (len(source.connections) == 1 and source.copy_from is None):
+    if server.gtid_strict or len(source.connections) == 1:
         return None
     return Advice(
         "gtid_strict_mode is OFF: a server can log transactions of a domain in another order than their numbers, as "
         "after a write at a replica. A failover may take such a write for read, so that it is missing in stage and "
-        "targets; a copy at a replica may take it for executed",
+        "targets",
         "SET GLOBAL gtid_strict_mode = ON on all servers of the source, and write only at the primary",
     )
 

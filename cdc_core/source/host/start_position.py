@@ -24,7 +24,7 @@ from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Posit
 from cdc_core.model.windows import MICROSECONDS, from_us, to_us
 from cdc_core.mysql import connections
 from cdc_core.process.leaving import leave_if_told
-from cdc_core.source.host.gtid_sets import GtidSet, compact
+from cdc_core.source.host.gtid_sets import GtidSet
 from cdc_core.source.host.server_facts import (
     BinlogFile,
     ServerFacts,
@@ -285,7 +285,7 @@ class Search:
                 remedy="check that this is the server that the set came from, or a replica that has caught up with it",
             )
         for file in reversed(self.files):
-            if wanted.contains(GtidSet.parse(self.head(file.name).previous)):
+            if wanted.contains(GtidSet.highest(self.head(file.name).previous)):
                 return self.first(file.name, lambda begin: not begin.gtid or not wanted.has(begin.gtid))
         oldest = self.files[0].name
         raise DataAtRisk(
@@ -325,9 +325,11 @@ class Search:
         if self._server is None:
             self._server = connections.resolve(self._source.connections[0])
         return LogReader(
-            self._server, Position(0, file, FIRST_OFFSET), source=self._source.name,
+            self._server,
+            Position(0, file, FIRST_OFFSET),
+            source=self._source.name,
             read_timeout_s=self._source.read_timeout_s,
-        )  # fmt: skip
+        )
 
     def head(self, file: str) -> Head:
         with closing(self._open(file)) as reader:
@@ -363,7 +365,7 @@ def latest_us(logged_us: int) -> int:
 
 def _with(previous: str, gtids: list[str]) -> str:
     """The GTIDs before a position: those before its file (known even if there are none), and later ones."""
-    return str(GtidSet.parse(previous).union(GtidSet.parse(compact(gtids))))
+    return str(GtidSet.parse(previous).union(GtidSet.parse(",".join(gtids))))
 
 
 def _begin_of(event: Event) -> Begin | None:

@@ -21,11 +21,11 @@ from pymysql.constants import ER
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.readable import some_of
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import TableName, TableSchema
 from cdc_core.model.staged_columns import require_unreserved
 from cdc_core.mysql.connections import answers, is_mariadb, quote
 from cdc_core.source.host.server_facts import Grants, ServerFacts, as_text, now_us, query
-from cdc_core.source.schemas.captured_definitions import NOT_VISIBLE, Name, read_definitions
+from cdc_core.source.schemas.captured_definitions import NOT_VISIBLE, read_definitions
 from cdc_core.source.schemas.merge_tables import united_tables
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class _Listed:
     rows: the server's estimate; 0 also where it has none.
     """
 
-    name: Name
+    name: TableName
     type: str
     engine: str
     rows: int

@@ -10,8 +10,8 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.errors import RESYNC, NeverCaptured, Refused
-from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.errors import RESYNC, NeverCaptured, Refused, TableRefused
+from cdc_core.model.schema import Column, TableName, TableSchema, parse_column_type
 from cdc_core.mysql.connections import answers, is_mariadb, quote
 from cdc_core.source.host.server_facts import as_text, query
 from cdc_core.source.schemas import merge_tables
@@ -40,8 +40,8 @@ SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE FROM INFORMATION_SCHEMA.TABL
  WHERE (TABLE_TYPE = 'SYSTEM VERSIONED' OR ENGINE IN ('{merge_tables.ENGINE}', '{_MEMORY}')) AND {{where}}
 """
 
-Name = tuple[str, str]
 _PRIMARY, _VIRTUAL = "PRIMARY", "VIRTUAL GENERATED"
+_OLD_TEMPORAL = "/* mariadb-5.3 */"
 
 NOT_VISIBLE = "not visible to the account: GRANT SELECT on it"
 
@@ -49,7 +49,7 @@ NOT_VISIBLE = "not visible to the account: GRANT SELECT on it"
 @answers("source")
 def captured_tables(
     connection: pymysql.Connection, captures: Callable[[str, str], bool]
-) -> dict[Name, tuple[TableSchema | None, str]]:
+) -> dict[TableName, tuple[TableSchema | None, str]]:
     """All captured tables, keyless ones included, in the order of their names: the definition, or why there is none."""
     names = [name for row in query(connection, _TABLES) if captures(*(name := (as_text(row[0]), as_text(row[1]))))]
     definitions = read_definitions(connection, names)
@@ -93,25 +93,25 @@ def system_versioned(database: str, table: str) -> Refused:
 
 
 def read_definitions(
-    connection: pymysql.Connection, names: Sequence[Name]
-) -> dict[Name, tuple[TableSchema | None, str]]:
+    connection: pymysql.Connection, names: Sequence[TableName]
+) -> dict[TableName, tuple[TableSchema | None, str]]:
     """For each table that the account may see: its definition, or why there is none. In one pass over its databases."""
     databases = sorted({database for database, _ in names})
     return _read(connection, "TABLE_SCHEMA IN ({})", databases, frozenset(names)) if databases else {}
 
 
 def _read(
-    connection: pymysql.Connection, where: str, arguments: Sequence[str], wanted: frozenset[Name]
-) -> dict[Name, tuple[TableSchema | None, str]]:
+    connection: pymysql.Connection, where: str, arguments: Sequence[str], wanted: frozenset[TableName]
+) -> dict[TableName, tuple[TableSchema | None, str]]:
     """For each wanted table: its definition, or why there is none."""
     mariadb = is_mariadb(connection)
     where = where.format(", ".join(["%s"] * len(arguments)))
     uniques = query(connection, _UNIQUE_KEYS.format(where=where), arguments)
-    columns: dict[Name, list[tuple[Any, ...]]] = {}
+    columns: dict[TableName, list[tuple[Any, ...]]] = {}
     for row in query(connection, _COLUMNS.format(where=where), arguments):
         columns.setdefault((as_text(row[0]), as_text(row[1])), []).append(row)
-    found: dict[Name, tuple[TableSchema | None, str]] = {}
-    hashed: set[Name] = set()
+    found: dict[TableName, tuple[TableSchema | None, str]] = {}
+    hashed: set[TableName] = set()
     for row in query(connection, _UNUSUAL.format(where=where), arguments):
         if (name := (as_text(row[0]), as_text(row[1]))) not in wanted:
             continue
@@ -143,7 +143,14 @@ def _read(
 def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Column:
     name, extra = as_text(row[2]), as_text(row[7] or "").upper()
     charset, collation = as_text(row[5] or ""), as_text(row[6] or "")
-    column_type = parse_column_type(as_text(row[3]), charset=charset, collation=collation, mariadb=mariadb)
+    declared = as_text(row[3])
+    if _OLD_TEMPORAL in declared:
+        raise TableRefused(
+            f"Column {name} is a {declared}, in a form that Lockstep does not read.",
+            code="source.unsupported_table",
+            remedy="ALTER TABLE ... FORCE on the source, with mysql56_temporal_format = ON",
+        )
+    column_type = parse_column_type(declared, charset=charset, collation=collation, mariadb=mariadb)
     return Column(
         name,
         column_type,
@@ -155,27 +162,35 @@ def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Col
 
 
 def _keys(
-    connection: pymysql.Connection, rows: Iterable[tuple[Any, ...]], hashed: Container[Name], virtual: Container[Any]
-) -> dict[Name, tuple[str, ...]]:
+    connection: pymysql.Connection,
+    rows: Iterable[tuple[Any, ...]],
+    hashed: Container[TableName],
+    virtual: Container[Any],
+) -> dict[TableName, tuple[str, ...]]:
     """The key that the server itself takes for each table, and names in its log: the primary key, else the first unique
     key, as SHOW INDEX orders them, of whole NOT NULL columns that are stored.
 
     hashed: tables whose engine looks up unique keys by hash. In other tables MariaDB makes a unique key of type HASH
     from a hidden column, and takes no such key. virtual: (database, table, column) of virtual columns.
     """
-    parts: dict[Name, dict[str, list[tuple[Any, ...]]]] = {}
+    parts: dict[TableName, dict[str, list[tuple[Any, ...]]]] = {}
     for row in rows:
         parts.setdefault((as_text(row[0]), as_text(row[1])), {}).setdefault(as_text(row[2]), []).append(row)
-    keys: dict[Name, tuple[str, ...]] = {}
+    keys: dict[TableName, tuple[str, ...]] = {}
     for name, indexes in parts.items():
         candidates = [
-            index for index, columns in indexes.items()
-            if index == _PRIMARY or all(
-                row[3] is not None and not as_text(row[4] or "") and row[5] is None
-                and (name in hashed or as_text(row[6]) != "HASH") and (*name, as_text(row[3])) not in virtual
+            index
+            for index, columns in indexes.items()
+            if index == _PRIMARY
+            or all(
+                row[3] is not None
+                and not as_text(row[4] or "")
+                and row[5] is None
+                and (name in hashed or as_text(row[6]) != "HASH")
+                and (*name, as_text(row[3])) not in virtual
                 for row in columns
             )
-        ]  # fmt: skip
+        ]
         if _PRIMARY in candidates:
             candidates = [_PRIMARY]
         elif len(candidates) > 1:  # INFORMATION_SCHEMA does not have their order

@@ -36,6 +36,7 @@ from cdc_core.model.block import Block, TableRows
 from cdc_core.model.coverage import Happened, TableEvent
 from cdc_core.model.position import Position
 from cdc_core.model.readable import counted
+from cdc_core.model.schema import TableName
 from cdc_core.model.staged_columns import (
     BEFORE,
     BEFORE_MARK,
@@ -50,7 +51,7 @@ from cdc_core.model.staged_columns import (
 )
 from cdc_core.mysql.connections import answers
 from cdc_core.source.host.server_facts import as_text, query
-from cdc_core.source.schemas.foreign_keys import CHANGING, ForeignKey, Name, foreign_keys
+from cdc_core.source.schemas.foreign_keys import CHANGING, ForeignKey, foreign_keys
 from cdc_core.source.sql.capture_policy import CapturePolicy
 from cdc_core.source.sql.client_text import lower_cased
 from cdc_core.source.sql.statement_classes import Statement
@@ -119,13 +120,13 @@ def _lines(keys: Iterable[ForeignKey]) -> tuple[str, ...]:
     return tuple(f"{key} changes rows that this server does not log" for key in keys)
 
 
-def _hidden(connection: pymysql.Connection, keys: Iterable[ForeignKey], found: Iterable[ForeignKey]) -> list[Name]:
+def _hidden(connection: pymysql.Connection, keys: Iterable[ForeignKey], found: Iterable[ForeignKey]) -> list[TableName]:
     """Tables that the account does not see, on a way by which keys lead to captured tables."""
-    by_child: dict[Name, list[ForeignKey]] = {}
+    by_child: dict[TableName, list[ForeignKey]] = {}
     for key in keys:
         if key.changes_rows:
             by_child.setdefault(key.child, []).append(key)
-    parents, waiting = set[Name](), [key.parent for key in found]
+    parents, waiting = set[TableName](), [key.parent for key in found]
     while waiting:
         one = waiting.pop()
         if one not in parents:
@@ -185,10 +186,15 @@ class Cascades:
         self._now_us = now_us
         self._require = require
         self._lower_case = False
-        self._keys: dict[Name, set[ForeignKey]] = {}
+        self._keys: dict[TableName, set[ForeignKey]] = {}
         """By parent."""
         self._asked: _Asked | None = None
         self._reach = cache(self._reached)
+
+    @classmethod
+    def without_keys(cls, captures: Captures, end: Position) -> Cascades:
+        """For a server that has no foreign keys, and whose log ends here."""
+        return cls(captures, tuple, lambda: end, lambda: 0, lambda: None)
 
     def open(self, *, logged: bool, lower_case: bool) -> None:
         """A stream begins. logged: the server logs what keys change, so that there is nothing to do here. lower_case:
@@ -199,7 +205,7 @@ class Cascades:
 
     @property
     def expected_flags(self) -> int:
-        """Of row events: the assembler must see those that lack them."""
+        """Flags that row events have: the assembler must see those that lack them."""
         return FLAG_LOGS_CASCADES if self._logged else 0
 
     def heed(self, flags: int) -> None:
@@ -218,10 +224,10 @@ class Cascades:
         self._reach.cache_clear()
         self.generation += 1
 
-    def _named(self, name: Name) -> Name:
+    def _named(self, name: TableName) -> TableName:
         return (lower_cased(name[0]), lower_cased(name[1])) if self._lower_case else name
 
-    def define(self, statement: Statement, after: Position, began_us: int) -> frozenset[Name]:
+    def define(self, statement: Statement, after: Position, began_us: int) -> frozenset[TableName]:
         """Takes a statement that defines tables; the captured tables that unknown keys may have changed up to there.
 
         after: its place. began_us: when it began, by the server's clock, or later.
@@ -251,25 +257,27 @@ class Cascades:
             lost |= {name for name in names if self._captures(*name)}
         return frozenset(lost)
 
-    def changed_with(self, parent: Name) -> frozenset[Name]:
+    def changed_with(self, parent: TableName) -> frozenset[TableName]:
         """The captured tables of which rows may change with any change of rows of this one."""
         return self._reach(parent, True, None) if self.active and self._keys else frozenset()
 
-    def changed_by(self, parent: Name, *, deleted: bool) -> frozenset[Name]:
-        """Those of which rows may change with a row that is logged as deleted, or else as updated in any column."""
+    def changed_by(self, parent: TableName, *, deleted: bool) -> frozenset[TableName]:
+        """The captured tables whose rows may change with a row that is logged as deleted, or as updated in any
+        column."""
         updated: frozenset[str] | None = frozenset() if deleted else None
         deleted = deleted or any(key.versioned for key in self._keys.get(parent, ()))
         return self._reach(parent, deleted, updated) if self.active else frozenset()
 
-    def unread(self, captures: Captures) -> frozenset[Name]:
-        """Those of which rows may change with rows of tables that are not captured. captures: without isolated ones."""
+    def unread(self, captures: Captures) -> frozenset[TableName]:
+        """The captured tables whose rows may change with rows of tables that are not captured. captures: without
+        isolated ones."""
         parents = [one for one in self._keys if not captures(*one)] if self.active else []
         return frozenset(child for one in parents for child in self.changed_with(one))
 
-    def _reached(self, parent: Name, deleted: bool, updated: frozenset[str] | None) -> frozenset[Name]:
+    def _reached(self, parent: TableName, deleted: bool, updated: frozenset[str] | None) -> frozenset[TableName]:
         """The captured tables that keys lead to. updated: columns of the parent that have other values; None: any."""
-        found: set[Name] = set()
-        seen: set[tuple[Name, bool, frozenset[str] | None]] = set()
+        found: set[TableName] = set()
+        seen: set[tuple[TableName, bool, frozenset[str] | None]] = set()
         waiting = [(parent, deleted, updated)]
         while waiting:
             one = waiting.pop()
@@ -342,7 +350,9 @@ def _texts(literal: LiteralEntries, name: str) -> dict[int, str]:
     return dict(zip(found.row.tolist(), found.text.to_pylist(), strict=True))
 
 
-def _events(block: Block, part: TableRows, which: pa.BooleanArray, children: frozenset[Name]) -> Iterator[TableEvent]:
+def _events(
+    block: Block, part: TableRows, which: pa.BooleanArray, children: frozenset[TableName]
+) -> Iterator[TableEvent]:
     at: npt.NDArray[np.int64] = np.flatnonzero(np.asarray(which.to_numpy(zero_copy_only=False), np.bool_))
     if not len(at):
         return

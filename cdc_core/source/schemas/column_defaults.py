@@ -52,9 +52,8 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
         # Without a default MariaDB stores the first member of an ENUM, and a zero TIMESTAMP; but '' and the current
         # time where the table has a BEFORE INSERT trigger.
         wanted = [
-            one for one in wanted
-            if one.type.base not in ("enum", "timestamp") or one.nullable or one.name in declared
-        ]  # fmt: skip
+            one for one in wanted if one.type.base not in ("enum", "timestamp") or one.nullable or one.name in declared
+        ]
     record = _record(connection, table.database, table.table)
     found: dict[str, str | None] = {}
     asked: list[Column] = []

@@ -1,4 +1,4 @@
-"""Table definitions as of each position of a log that lacks them: columns, defaults, and whether a table existed.
+"""Table definitions as of each position of a log that lacks them: what the server says, and from where on it counts.
 
 Where binlog_row_metadata is not FULL the log does not name columns; it never says what an INSERT stores in columns
 that its image leaves out. INFORMATION_SCHEMA has a table's current definition. It also held at an earlier position if
@@ -7,9 +7,7 @@ server is asked as early as possible: for every captured table where reading beg
 statement that defines it. The answer counts once the log is read up to where it ended then, without such a statement
 on the way; only where it is needed sooner, because the log does not name the columns of a row or lacks values of one,
 the log is read ahead. Known definitions go with the blocks into the manifests and meta, and hold after a restart,
-whatever happens to the table meanwhile.
-Beside definitions it keeps the names that tables left, and the columns that they dropped: rows of a table that was
-dropped and created again, and values of a column that was dropped and added again, are gone without a row event.
+whatever happens to the table meanwhile (known_definitions).
 It must keep true that a definition or a default is never given for a position unless it is certain there.
 """
 
@@ -22,18 +20,12 @@ from dataclasses import dataclass, field, replace
 from cdc_core.binlog.event_headers import Event
 from cdc_core.binlog.row_definition import SCHEMA_REMEDY
 from cdc_core.errors import RESYNC, Refused
-from cdc_core.model.position import Position, begin_of
-from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.source.sql.log_ahead import LaterStatements, LogAhead, statement_of
-from cdc_core.source.sql.statement_classes import Action, Statement, Table
-
-
-@dataclass(frozen=True, slots=True)
-class LogPoint:
-    """Of an event: the order key of its transaction, and the position at which the next event begins."""
-
-    seq: int
-    after: Position
+from cdc_core.model.position import Position
+from cdc_core.model.schema import DefinedSince, TableName, TableSchema
+from cdc_core.source.schemas.known_definitions import KnownDefinitions, LogPoint, in_one_log, name_of
+from cdc_core.source.sql.log_ahead import LaterStatements, LogAhead
+from cdc_core.source.sql.logged_statement import ServerDialect, read_statement
+from cdc_core.source.sql.statement_classes import Action, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,7 @@ AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
 
 class SchemaHistory:
     """known: what was learned before, in log order. ask: returns a table's current definition. end: of the log,
-    now. ask_defaults: returns a table's current defaults (defaults.column_defaults). excludes: as SourceStream's.
+    now. ask_defaults: returns a table's current defaults (column_defaults). excludes: as SourceStream's.
 
     early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
            the log does not have them. Otherwise the log has everything except what single sessions leave out.
@@ -73,37 +65,29 @@ class SchemaHistory:
         self._ask_defaults = ask_defaults
         self.early = True
         self.early_defaults = False
-        self.lower_case = False
-        """Whether the server compares names of tables in lower case."""
+        self.dialect = ServerDialect()
         self._ahead = LaterStatements(ahead, self._defining)
-        self._since: dict[Table, list[DefinedSince]] = {}
-        self._new: dict[tuple[Table, int], DefinedSince] = {}
-        self._answers: dict[Table, _DefinitionAnswer] = {}
-        """Those that do not count yet."""
-        self._present: set[Table] = set()
+        self.known = KnownDefinitions(known)
+        self._answers: dict[TableName, _DefinitionAnswer] = {}
+        """Answers that do not count yet."""
+        self._present: set[TableName] = set()
         """The captured tables that the server had where reading began."""
-        for one in known:
-            self._since.setdefault(_name(one.schema), []).append(one)
 
-    def names(self) -> Sequence[Table]:
-        return list(self._since)
-
-    def met(self) -> frozenset[Table]:
+    def met(self) -> frozenset[TableName]:
         """The captured tables that there are, or were."""
-        return frozenset(self._since) | self._present
+        return frozenset(self.known.names()) | self._present
 
     def learned(self, reached: Position) -> tuple[DefinedSince, ...]:
         """What is new since the last call. reached: the log is read up to there."""
         self._reach(reached.seq)
-        found, self._new = tuple(self._new.values()), {}
-        return found
+        return self.known.pop_new()
 
     def begin(self, schemas: Iterable[TableSchema], point: LogPoint) -> None:
         """Takes the current definitions, where reading begins."""
         schemas = list(schemas)
-        self._present |= set(map(_name, schemas))
+        self._present |= set(map(name_of, schemas))
         self._wait(
-            [schema for schema in schemas if self._unknown(_name(schema), point.seq, point.after.timeline)], point
+            [schema for schema in schemas if self._unknown(name_of(schema), point.seq, point.after.timeline)], point
         )
 
     def _wait(self, schemas: Sequence[TableSchema], point: LogPoint) -> None:
@@ -112,7 +96,7 @@ class SchemaHistory:
         # After the answers: whatever a server shows of a table, its log has by then.
         until = self._end() if schemas else point.after
         for schema, these in zip(schemas, defaults, strict=True):
-            self._answers[_name(schema)] = _DefinitionAnswer(schema, these, point.seq, until)
+            self._answers[name_of(schema)] = _DefinitionAnswer(schema, these, point.seq, until)
 
     def meet(self, statement: Statement, point: LogPoint) -> None:
         """Takes a statement that may define tables, before anything else is asked or said of its point."""
@@ -127,16 +111,16 @@ class SchemaHistory:
             if one.until.seq <= seq:
                 self._count(name, one.until.seq - 1)
 
-    def _count(self, name: Table, seq: int) -> None:
+    def _count(self, name: TableName, seq: int) -> None:
         one = self._answers.pop(name)
         if self._unknown(name, seq, one.until.timeline):
-            last = self._last(name, seq)
+            last = self.known.last(name, seq)
             # Where the log names columns, it is enough to record that the table exists.
             kept = one.schema if self.early else TableSchema(*name, ())
             rowless = last is not None and last.rowless and not last.gone
-            self._learn(DefinedSince(seq, kept, one.defaults, rowless=rowless))
+            self.known.learn(DefinedSince(seq, kept, one.defaults, rowless=rowless))
 
-    def _need(self, name: Table, point: LogPoint) -> None:
+    def _need(self, name: TableName, point: LogPoint) -> None:
         """What the server said of a table is needed at a point: reads ahead to where the log ended then."""
         one = self._answers.get(name)
         if one is not None and one.since < point.seq:
@@ -145,14 +129,14 @@ class SchemaHistory:
             else:
                 self._count(name, point.seq)
 
-    def at(self, name: Table, point: LogPoint) -> TableSchema | None:
+    def at(self, name: TableName, point: LogPoint) -> TableSchema | None:
         """A table's definition at a point; None where the table no longer exists, and nothing is known.
 
         Raises Refused (source.incomplete_rows) where it was redefined since, and nothing is known, and where the
         server has another definition that no statement of the log explains.
         """
         self._need(name, point)
-        known = self._as_of(name, point.seq, point.after.timeline)
+        known = self.known.as_of(name, point.seq, point.after.timeline)
         now = self._ask(*name)
         if known is not None:
             for _, error in self.unexplained([] if now is None else [now], point):
@@ -168,7 +152,7 @@ class SchemaHistory:
                 remedy=SCHEMA_REMEDY,
             )
         if now is not None:
-            self._learn(DefinedSince(point.seq, now, defaults))
+            self.known.learn(DefinedSince(point.seq, now, defaults))
         return now
 
     def defaults_at(self, schema: TableSchema, point: LogPoint, names: Sequence[str]) -> Mapping[str, str | None]:
@@ -176,18 +160,20 @@ class SchemaHistory:
 
         Raises Refused (source.incomplete_rows) where that is unknown.
         """
-        name = _name(schema)
+        name = name_of(schema)
         self._need(name, point)
-        last = self._last(name, point.seq)
-        known = last.defaults if last is not None and _in_one_log(last.seq, point.after.timeline) else None
+        last = self.known.last(name, point.seq)
+        known = last.defaults if last is not None and in_one_log(last.seq, point.after.timeline) else None
         now = self._ask_defaults(schema)
         defined_again = self._redefined_after(name, point)
         if known is None or not set(names) <= known.keys():
             if defined_again:
                 raise _defaults_unknown(
-                    schema, names, point, "a later statement in the log redefines the table, so that the defaults of "
-                    "that time are unknown",
-                )  # fmt: skip
+                    schema,
+                    names,
+                    point,
+                    "a later statement in the log redefines the table, so that the defaults of that time are unknown",
+                )
             known = {**now, **(known or {})}
         elif not defined_again and any(now.get(one, known[one]) != known[one] for one in names):
             why = "the server now has other defaults, but no statement in the log changed them (sql_log_bin = 0?)"
@@ -200,52 +186,15 @@ class SchemaHistory:
     def saw(self, schema: TableSchema, point: LogPoint) -> None:
         """Records that a row of the table was logged at a point, and, where the log itself names the columns, the
         definition that it follows."""
-        name = _name(schema)
-        last, known = self._last(name, point.seq), self._as_of(name, point.seq, point.after.timeline)
+        name = name_of(schema)
+        last, known = self.known.last(name, point.seq), self.known.as_of(name, point.seq, point.after.timeline)
         told = TableSchema(*name, tuple(one for one in schema.columns if not self._excludes(schema, one.name)))
         if last is None or last.gone or last.rowless or (not self.early and known != told):
             defaults = last.defaults if last is not None and last.rowless and known is not None else None
             kept = known or TableSchema(*name, ()) if self.early else told
-            self._learn(DefinedSince(point.seq, kept, defaults))
+            self.known.learn(DefinedSince(point.seq, kept, defaults))
 
-    def before(self, name: Table, point: LogPoint) -> TableSchema | None:
-        """A table's definition just before a point; None where it is not certain."""
-        return self._as_of(name, point.seq - 1, point.after.timeline) if self.existed(name, point) else None
-
-    def lived(self, name: Table, point: LogPoint, *, guarded: bool) -> bool:
-        """Whether a CREATE TABLE at a point follows rows of an earlier table of that name, which are gone.
-
-        guarded: IF NOT EXISTS.
-        """
-        last = self._last(name, point.seq - 1)
-        if last is None or last.rowless:
-            return False
-        if last.gone:
-            return True
-        # The log of another server may repeat what was read from the previous one.
-        return not guarded and _in_one_log(last.seq, point.after.timeline)
-
-    def existed(self, name: Table, point: LogPoint) -> bool:
-        """Whether a table of that name is known to exist just before a point."""
-        last = self._last(name, point.seq - 1)
-        return last is not None and not last.gone
-
-    def is_gone(self, name: Table, point: LogPoint) -> bool:
-        """Whether it is known that no table has that name just before a point."""
-        last = self._last(name, point.seq - 1)
-        return last is not None and last.gone
-
-    def dropped(self, name: Table, point: LogPoint) -> frozenset[str]:
-        """Columns, in lower case, that the table had before a point, and that were dropped."""
-        found: set[str] = set()
-        for one in self._sorted(name):
-            if one.seq < point.seq:
-                found = set() if one.gone else found
-                found |= {column.lower() for column in one.dropped}
-                found -= {column.lower() for column in one.emptied}
-        return frozenset(found)
-
-    def unexplained(self, now: Iterable[TableSchema], point: LogPoint) -> list[tuple[Table, Refused]]:
+    def unexplained(self, now: Iterable[TableSchema], point: LogPoint) -> list[tuple[TableName, Refused]]:
         """Tables whose definition on the server is not the one at a point, although no later statement changes it, with
         the error to raise (source.incomplete_rows).
 
@@ -253,8 +202,8 @@ class SchemaHistory:
         """
         found = []
         for schema in now:
-            name = _name(schema)
-            known = self._as_of(name, point.seq, point.after.timeline)
+            name = name_of(schema)
+            known = self.known.as_of(name, point.seq, point.after.timeline)
             if known is None or _same(known, schema) or self._redefined_after(name, point):
                 continue
             # A table that is left out must be copied again: ask once more, and read the log again after the server.
@@ -264,19 +213,19 @@ class SchemaHistory:
         return found
 
     def redefined(
-        self, names: Iterable[Table] | None, point: LogPoint, captures: Callable[[str, str], bool], change: Change
+        self, names: Iterable[TableName] | None, point: LogPoint, captures: Callable[[str, str], bool], change: Change
     ) -> None:
         """A statement at a point defines these tables, or any (None): asks for their definitions from there on. For a
         table that is no longer captured they are not known."""
         mine = [
             name
-            for name in (self.names() if names is None else names)
-            if (name in self._since or captures(*name))
+            for name in (self.known.names() if names is None else names)
+            if (name in self.known or captures(*name))
             and name not in change.absent
-            and point.seq not in [one.seq for one in self._since.get(name, ())]
+            and not self.known.begins_at(name, point.seq)
         ]
         for name in mine:
-            before = self._last(name, point.seq - 1)
+            before = self.known.last(name, point.seq - 1)
             found = DefinedSince(
                 point.seq,
                 TableSchema(*name, ()),
@@ -287,7 +236,7 @@ class SchemaHistory:
                 rowless=name in change.made or (change.moves_no_rows and before is not None and before.rowless),
                 renamed=change.renamed.get(name, ()),
             )
-            self._learn(found)
+            self.known.learn(found)
         now = [self._ask(*name) for name in mine if name not in change.vacated] if self.early else []
         self._wait([schema for schema in now if schema is not None], point)
 
@@ -296,45 +245,17 @@ class SchemaHistory:
 
     def _defining(self, event: Event) -> Statement | None:
         """The statement of an event, if it may define a table that is not temporary."""
-        found = statement_of(event, lower_case=self.lower_case)
-        defines = found is not None and found.action in (Action.DEFINITION, Action.UNKNOWN) and not found.temporary
-        return found if defines else None
+        found = read_statement(event, self.dialect).statement
+        return found if found.action in (Action.DEFINITION, Action.UNKNOWN) and not found.temporary else None
 
-    def _redefined_after(self, name: Table, point: LogPoint) -> bool:
+    def _redefined_after(self, name: TableName, point: LogPoint) -> bool:
         return any(_touches(statement, name) for statement in self._ahead.of(point.after))
 
-    def _unknown(self, name: Table, seq: int, timeline: int) -> bool:
+    def _unknown(self, name: TableName, seq: int, timeline: int) -> bool:
         if self.early:
-            return self._as_of(name, seq, timeline) is None
-        last = self._last(name, seq)
+            return self.known.as_of(name, seq, timeline) is None
+        last = self.known.last(name, seq)
         return last is None or last.gone
-
-    def _learn(self, one: DefinedSince) -> None:
-        known = self._since.setdefault(_name(one.schema), [])
-        for i, other in enumerate(known):
-            if other.seq == one.seq:  # one entry with both the marks and the definition
-                one = replace(
-                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us,
-                    renamed=other.renamed,
-                )  # fmt: skip
-                del known[i]
-                break
-        known.append(one)
-        self._new[_name(one.schema), one.seq] = one
-
-    def _sorted(self, name: Table) -> list[DefinedSince]:
-        return sorted(self._since.get(name, ()), key=lambda one: one.seq)
-
-    def _last(self, name: Table, seq: int) -> DefinedSince | None:
-        known = [one for one in self._sorted(name) if one.seq <= seq]
-        return known[-1] if known else None
-
-    def _as_of(self, name: Table, seq: int, timeline: int) -> TableSchema | None:
-        """The last one up to an order key on its timeline: another server has another log."""
-        last = self._last(name, seq)
-        if last is None or not _in_one_log(last.seq, timeline) or not last.schema.columns:
-            return None
-        return last.schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,19 +266,14 @@ class Change:
     moves_no_rows: a table that was empty before is empty after it.
     """
 
-    vacated: frozenset[Table] = frozenset()
-    absent: frozenset[Table] = frozenset()
-    dropped: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
-    emptied: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
+    vacated: frozenset[TableName] = frozenset()
+    absent: frozenset[TableName] = frozenset()
+    dropped: Mapping[TableName, tuple[str, ...]] = field(default_factory=dict)
+    emptied: Mapping[TableName, tuple[str, ...]] = field(default_factory=dict)
     ts_us: int = 0
-    made: frozenset[Table] = frozenset()
+    made: frozenset[TableName] = frozenset()
     moves_no_rows: bool = False
-    renamed: Mapping[Table, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-
-
-def _in_one_log(seq: int, timeline: int) -> bool:
-    """Whether an order key, of no later place than one on a timeline, is on it too."""
-    return seq >= begin_of(timeline)
+    renamed: Mapping[TableName, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
 def _same(one: TableSchema, other: TableSchema | None) -> bool:
@@ -401,9 +317,5 @@ def _defaults_unknown(schema: TableSchema, names: Sequence[str], point: LogPoint
     )
 
 
-def _touches(statement: Statement, name: Table) -> bool:
+def _touches(statement: Statement, name: TableName) -> bool:
     return statement.tables is None or name in statement.tables or statement.database == name[0]
-
-
-def _name(schema: TableSchema) -> Table:
-    return schema.database, schema.table

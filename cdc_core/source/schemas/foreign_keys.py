@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 import pymysql
 
 from cdc_core.errors import Refused
+from cdc_core.model.schema import TableName
 from cdc_core.mysql.connections import answers, quote
 from cdc_core.source.host.server_facts import as_text, query
-
-Name = tuple[str, str]
 
 _COLUMNS = """
 SELECT TABLE_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_NAME,
@@ -46,10 +45,10 @@ class ForeignKey:
     versioned: the parent is system-versioned: MariaDB logs a row of it that is deleted as one that is updated.
     """
 
-    child: Name
+    child: TableName
     name: str
     columns: tuple[str, ...]
-    parent: Name
+    parent: TableName
     referenced: tuple[str, ...]
     on_delete: str
     on_update: str
@@ -70,7 +69,7 @@ class ForeignKey:
 @answers("source")
 def foreign_keys(connection: pymysql.Connection) -> tuple[ForeignKey, ...]:
     """All that the account sees. Raises what a query raises."""
-    columns: dict[tuple[str, str, str], list[tuple[str, Name, str]]] = {}
+    columns: dict[tuple[str, str, str], list[tuple[str, TableName, str]]] = {}
     for row in query(connection, _COLUMNS):
         database, table, name, column, *parent, referenced = map(as_text, row)
         columns.setdefault((database, table, name), []).append((column, (parent[0], parent[1]), referenced))
@@ -100,7 +99,9 @@ def foreign_keys(connection: pymysql.Connection) -> tuple[ForeignKey, ...]:
     return tuple(replace(one, versioned=one.parent in versioned) for one in found)
 
 
-def _shown(connection: pymysql.Connection, tables: Iterable[Name]) -> Mapping[tuple[str, str, str], tuple[str, str]]:
+def _shown(
+    connection: pymysql.Connection, tables: Iterable[TableName]
+) -> Mapping[tuple[str, str, str], tuple[str, str]]:
     """The rules as SHOW CREATE TABLE has them; none of a table that is gone, or that the account may not see."""
     found = {}
     for database, table in sorted(tables):

@@ -13,19 +13,19 @@ import re
 import pymysql
 
 from cdc_core.errors import NeverCaptured, Refused
+from cdc_core.model.schema import TableName
 from cdc_core.mysql.connections import answers, one_line, quote
 from cdc_core.source.host.server_facts import as_text, query
 
 log = logging.getLogger(__name__)
 
-Name = tuple[str, str]
 
 ENGINE = "MRG_MYISAM"
 NO_ROWS_OF_ITS_OWN = "a MERGE table: it shows the rows of other tables, which change past it"
 
 
 def merge_table(database: str, table: str) -> Refused:
-    """Of a captured MERGE table: rows that are written to the united tables are not logged as rows of it."""
+    """The error for a captured MERGE table: rows that are written to the united tables are not logged as rows of it."""
     return NeverCaptured(
         f"{database}.{table} is {NO_ROWS_OF_ITS_OWN}.",
         where=f"{database}.{table}",
@@ -33,8 +33,8 @@ def merge_table(database: str, table: str) -> Refused:
     )
 
 
-def united_table(name: Name, merge: Name, where: str) -> Refused:
-    """Of a captured table that a MERGE table unites."""
+def united_table(name: TableName, merge: TableName, where: str) -> Refused:
+    """The error for a captured table that a MERGE table unites."""
     return NeverCaptured(
         f"Rows of {'.'.join(name)} can be written through {'.'.join(merge)}, a MERGE table that unites it: the log has "
         "them under that name only.",
@@ -45,7 +45,7 @@ def united_table(name: Name, merge: Name, where: str) -> Refused:
 
 
 @answers("source")
-def united_tables(connection: pymysql.Connection) -> dict[Name, tuple[Name, ...]]:
+def united_tables(connection: pymysql.Connection) -> dict[TableName, tuple[TableName, ...]]:
     """Every MERGE table that the account sees, with the tables that it unites; not one that is broken."""
     found = {}
     for row in query(
@@ -62,12 +62,12 @@ def united_tables(connection: pymysql.Connection) -> dict[Name, tuple[Name, ...]
     return found
 
 
-def union_of(connection: pymysql.Connection, database: str, table: str) -> tuple[Name, ...]:
+def union_of(connection: pymysql.Connection, database: str, table: str) -> tuple[TableName, ...]:
     """The tables that a MERGE table unites, by its definition."""
     text = as_text(query(connection, f"SHOW CREATE TABLE {quote(database, table)}")[0][1])
     listed = re.search(r"[ ]UNION=\(((?:`(?:[^`]|``)*`[.,]?)*)\)[^\n]*\Z", text)
     parts = [] if listed is None else re.findall(r"`((?:[^`]|``)*)`(\.?)", listed[1])
-    found: list[Name] = []
+    found: list[TableName] = []
     within = database
     for part, dot in parts:
         name = part.replace("``", "`")

@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from cdc_core.binlog.event_headers import Event
+from cdc_core.binlog.image_shapes import Defaults
 from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.table_map import parse_table_map, table_name
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
-from cdc_core.model.schema import DefinedSince, TableSchema
+from cdc_core.model.schema import DefinedSince, TableName, TableSchema
 from cdc_core.model.staged_columns import require_unreserved
 from cdc_core.source.schemas.captured_definitions import system_versioned
-from cdc_core.source.schemas.definition_history import Change, LogPoint, SchemaHistory
+from cdc_core.source.schemas.definition_history import Change, SchemaHistory
+from cdc_core.source.schemas.known_definitions import LogPoint
 from cdc_core.source.sql.statement_classes import Statement
 from cdc_core.source.transactions.pending_changes import MappedTable
 
-Name = tuple[str, str]
 _SEQUENCE = (
     "next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size",
     "cycle_option", "cycle_count",
@@ -30,37 +31,40 @@ _SEQUENCE = (
 
 
 class TableRegistry:
-    """captures: whether a table is captured. known: its current definition in INFORMATION_SCHEMA.
+    """captures: whether a table is captured. may_be_in: whether a captured one may be in a database. known: the current
+    definition of a table in INFORMATION_SCHEMA.
 
-    isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
-    history: what tables were; without it they are what they are now.
+    history: what tables were. isolated: tables that are left out because they cannot be read, `database.table` -> since
+    where, and why.
     """
 
     def __init__(
         self,
         captures: Callable[[str, str], bool],
         known: Callable[[str, str], TableSchema | None],
+        history: SchemaHistory,
         isolated: Mapping[str, str] | None = None,
-        history: SchemaHistory | None = None,
+        may_be_in: Callable[[str], bool] = lambda database: True,
     ) -> None:
         self._captures = captures
+        self.may_be_in = may_be_in
         self.isolated = dict(isolated or {})
         self.generation = 0
         """Grows when a definition is forgotten: earlier knowledge of table maps is no longer valid."""
         self._ask = known
         self._history = history
-        self._former: dict[Name, TableSchema] = {}
-        """For forgotten tables: their definition at their last rows."""
+        self._former: dict[TableName, TableSchema] = {}
+        """The definition that forgotten tables had at their last rows."""
         self._uses: dict[bytes, MappedTable | None] = {}
-        self._known: dict[Name, TableSchema | None] = {}
+        self._known: dict[TableName, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
-        self._names: dict[bytes, Name] = {}
-        """Of table maps of tables that are not captured."""
+        self._names: dict[bytes, TableName] = {}
+        """The names in table maps of tables that are not captured."""
 
     def captures(self, database: str, table: str) -> bool:
         return self._captures(database, table) and f"{database}.{table}" not in self.isolated
 
-    def isolate(self, name: Name, why: str) -> None:
+    def isolate(self, name: TableName, why: str) -> None:
         """From now on the table is not captured."""
         self.isolated[".".join(name)] = why
         self.forget([name])
@@ -70,27 +74,27 @@ class TableRegistry:
         """Whether a TABLE_MAP with this body, for which `use` returned None, is of an isolated table."""
         return event_body[8:] in self._left_out
 
-    def left_out_name(self, key: bytes) -> Name | None:
+    def left_out_name(self, key: bytes) -> TableName | None:
         """The name in a table map, given from its names on, for which `use` returned None."""
         return self._names.get(key)
 
-    def use(self, event: Event, *, mariadb: bool, point: LogPoint | None = None) -> MappedTable | None:
-        """The captured table that a TABLE_MAP event describes; None for one that is not captured.
+    def use(self, event: Event, point: LogPoint, *, mariadb: bool) -> MappedTable | None:
+        """The captured table that a TABLE_MAP event at a point describes; None for one that is not captured.
 
-        point: of the event, for the history. Raises Refused (source.incomplete_rows, source.unsupported_table, ...).
+        Raises Refused (source.incomplete_rows, source.unsupported_table, ...).
         """
         key = event.body[8:]  # after table id and flags
         try:
             return self._uses[key]
         except KeyError:
-            found = self._uses[key] = self._find(event, mariadb, point)
+            found = self._uses[key] = self._find(event, point, mariadb=mariadb)
             return found
 
     def known_use(self, body: bytes) -> MappedTable | None:
         """What `use` returned for a TABLE_MAP with this body."""
         return self._uses[body[8:]]
 
-    def _find(self, event: Event, mariadb: bool, point: LogPoint | None) -> MappedTable | None:
+    def _find(self, event: Event, point: LogPoint, *, mariadb: bool) -> MappedTable | None:
         name = table_name(event)
         if not self.captures(*name):
             self._names[event.body[8:]] = name
@@ -98,7 +102,7 @@ class TableRegistry:
                 self._left_out.add(event.body[8:])
             return None
         table_map = parse_table_map(event, mariadb=mariadb)
-        if table_map.names is None and self._history is not None and point is not None:
+        if table_map.names is None:
             self._known[name] = self._history.at(name, point)
         elif name not in self._known:
             self._known[name] = self._ask(*name)
@@ -112,28 +116,22 @@ class TableRegistry:
             self._names[event.body[8:]] = name
             return None
         require_unreserved(schema)
-        if self._history is not None and point is not None:
-            self._history.saw(schema, point)
+        self._history.saw(schema, point)
         return MappedTable(schema, table_map, self._defaults_of(schema, point))
 
-    def _defaults_of(
-        self, schema: TableSchema, point: LogPoint | None
-    ) -> Callable[[Sequence[str]], Mapping[str, str | None]] | None:
+    def _defaults_of(self, schema: TableSchema, point: LogPoint) -> Defaults:
         """Reads each column's default once: it is valid until the table is forgotten after its next DDL."""
-        history = self._history
-        if history is None or point is None:
-            return None
         known: dict[str, str | None] = {}
 
         def defaults(names: Sequence[str]) -> Mapping[str, str | None]:
             if not set(names) <= known.keys():
-                known.update(history.defaults_at(schema, point, names))
+                known.update(self._history.defaults_at(schema, point, names))
             return known
 
         return defaults
 
-    def definition(self, name: Name) -> TableSchema | None:
-        """Of a captured table: as of its last rows; if none came since its last DDL, the server's."""
+    def definition(self, name: TableName) -> TableSchema | None:
+        """A captured table's definition as of its last rows; if none came since its last DDL, the server's."""
         for use in self._uses.values():
             if use is not None and (use.schema.database, use.schema.table) == name:
                 return use.schema
@@ -143,38 +141,38 @@ class TableRegistry:
             return self._ask(*name)
         return None
 
-    def before(self, name: Name, point: LogPoint) -> TableSchema | None:
+    def before(self, name: TableName, point: LogPoint) -> TableSchema | None:
         """The definition that a captured table had just before a statement at a point, if that is certain."""
         for use in self._uses.values():
             if use is not None and use.name == name:
                 return use.schema
-        return None if self._history is None else self._history.before(name, point)
+        return self._history.known.before(name, point)
 
-    def of_database(self, database: str) -> tuple[Name, ...]:
+    def of_database(self, database: str) -> tuple[TableName, ...]:
         """Tables of a database that were ever seen or known."""
-        known = () if self._history is None else self._history.names()
-        return tuple(dict.fromkeys(name for name in (*self._known, *known) if name[0] == database))
+        return tuple(
+            dict.fromkeys(name for name in (*self._known, *self._history.known.names()) if name[0] == database)
+        )
 
     def has_captured(self, database: str) -> bool:
         """Whether a database has a captured table, or had one."""
-        met = frozenset(self._known) if self._history is None else self._history.met()
-        return any(name[0] == database and self.captures(*name) for name in met)
+        return any(name[0] == database and self.captures(*name) for name in self._history.met())
 
     def meet(self, statement: Statement, point: LogPoint) -> None:
         """A statement may define tables: to be called before anything else of its point."""
-        if self._history is not None:
-            self._history.meet(statement, point)
+        self._history.meet(statement, point)
 
-    def change(self, statement: Statement, names: Sequence[Name], point: LogPoint, ts_us: int) -> Change:
+    def change(self, statement: Statement, names: Sequence[TableName], point: LogPoint, ts_us: int) -> Change:
         """What a statement at a point does to captured tables besides defining them. names: those it touches."""
         history = self._history
-        if history is None:
-            return Change()
         left = statement.vacates if not statement.database else names
         vacated = frozenset(
-            name for name in left
-            if not (statement.guarded or statement.database) or history.existed(name, point) or name in self._known
-        )  # fmt: skip
+            name
+            for name in left
+            if not (statement.guarded or statement.database)
+            or history.known.existed(name, point)
+            or name in self._known
+        )
         moves_no_rows = not statement.unlogged
         if statement.columns is None or not names:
             made = names if statement.verb == "CREATE TABLE" and self._makes(statement, point) else ()
@@ -188,40 +186,40 @@ class TableRegistry:
             *columns.dropped,
             *(one for one in columns.perhaps_dropped if there is None or one.lower() in there),
         )
-        before = history.dropped(name, point) | {one.lower() for one in dropped}
+        before = history.known.dropped(name, point) | {one.lower() for one in dropped}
         emptied = tuple(one for one in columns.added if one.lower() in before)
         return Change(
-            vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us,
-            moves_no_rows=moves_no_rows, renamed={name: tuple(columns.renamed)},
-        )  # fmt: skip
+            vacated,
+            frozenset(),
+            {name: dropped},
+            {name: emptied},
+            ts_us,
+            moves_no_rows=moves_no_rows,
+            renamed={name: tuple(columns.renamed)},
+        )
 
     def _makes(self, statement: Statement, point: LogPoint) -> bool:
         """Whether a CREATE TABLE has certainly made a table, without a row, and without rows of an earlier one."""
-        if statement.unlogged or not statement.tables or self._history is None or self.lived(statement, point):
+        if statement.unlogged or not statement.tables or self.lived(statement, point):
             return False
-        return not statement.guarded or self._history.is_gone(statement.tables[0], point)
+        return not statement.guarded or self._history.known.is_gone(statement.tables[0], point)
 
     def lived(self, statement: Statement, point: LogPoint) -> bool:
         """Whether a CREATE TABLE comes after rows of an earlier table of that name."""
-        if (
-            self._history is None
-            or statement.verb not in ("CREATE TABLE", "CREATE OR REPLACE TABLE")
-            or not statement.tables
-        ):
+        if statement.verb not in ("CREATE TABLE", "CREATE OR REPLACE TABLE") or not statement.tables:
             return False
-        return self._history.lived(statement.tables[0], point, guarded=statement.guarded)
+        return self._history.known.lived(statement.tables[0], point, guarded=statement.guarded)
 
-    def redefined(self, names: Iterable[Name] | None, point: LogPoint, change: Change) -> None:
+    def redefined(self, names: Iterable[TableName] | None, point: LogPoint, change: Change) -> None:
         """A statement at a point has defined these tables again, or any (None)."""
         self.forget(names)
-        if self._history is not None:
-            self._history.redefined(names, point, self.captures, change)
+        self._history.redefined(names, point, self.captures, change)
 
     def learned(self, reached: Position) -> tuple[DefinedSince, ...]:
         """What the history learned since the last call. reached: the log is read up to there."""
-        return () if self._history is None else self._history.learned(reached)
+        return self._history.learned(reached)
 
-    def forget(self, names: Iterable[Name] | None) -> None:
+    def forget(self, names: Iterable[TableName] | None) -> None:
         """After DDL of these tables, or of any (None)."""
         gone = frozenset(self._known if names is None else names)
         for name in gone:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cdc_core.errors import LockstepError
-from cdc_core.model.position import Position
 from cdc_core.source.host import source_faults
 
 
@@ -18,25 +17,18 @@ class AcceptedPlaces:
     def __init__(
         self,
         source: str,
-        timeline: int,
         places: Iterable[tuple[str, int]] = (),
         command: str = "lockstep extract PIPELINE --accept",
     ) -> None:
         self._source = source
         self._command = command
-        self._ahead = sorted({Position(timeline, *place) for place in places})
-        self._places = frozenset((one.file, one.offset) for one in self._ahead)
+        self._places = frozenset(places)
         self.used: set[tuple[str, int]] = set()
         """The places at which something would have stopped."""
 
     def __contains__(self, place: tuple[str, int]) -> bool:
         # Also where it was already read: after a lost connection its transaction is read again.
         return place in self._places
-
-    @property
-    def pending(self) -> bool:
-        """Whether some have not been passed yet."""
-        return bool(self._ahead)
 
     def use(self, place: tuple[str, int]) -> None:
         """Records that something would have stopped there."""
@@ -48,11 +40,7 @@ class AcceptedPlaces:
         remedy += f"`{self._command} {place[0]}:{place[1]}`"
         return error.with_text(remedy=remedy)
 
-    def require_used(self, before: Position | None = None) -> None:
-        """Raises UsageError (usage.argument) for a place before a position, or anywhere, at which nothing would have
-        stopped."""
-        while self._ahead and (before is None or self._ahead[0] < before):
-            first = self._ahead[0]
-            if (first.file, first.offset) not in self.used:
-                raise source_faults.nothing_to_accept(f"{self._source}, {first.file}:{first.offset}")
-            self._ahead.pop(0)
+    def require_used(self) -> None:
+        """Raises UsageError (usage.argument) for a place at which nothing would have stopped so far."""
+        for file, offset in sorted(self._places - self.used):
+            raise source_faults.nothing_to_accept(f"{self._source}, {file}:{offset}")

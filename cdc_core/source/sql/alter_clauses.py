@@ -133,22 +133,9 @@ def _clause(read: Reader, database: str, found: AlterClauses, defaults: list[str
         if read.take("SET", "DEFAULT"):
             defaults.append(name.lower())
         return ""
-    elif head in _HARMLESS_HEADS and not _to_blackhole(read):
+    elif head in _HARMLESS_HEADS and not any(token.text.upper() == "BLACKHOLE" for token in read.found):
         return ""
     return f"{head or read.found[0].text} may change rows"
-
-
-def _to_blackhole(read: Reader) -> bool:
-    """Options need no commas, so the engine may follow another option; `read` is after the first word."""
-    read.at -= 1
-    while not read.done:
-        if read.take_any("ENGINE", "TYPE"):
-            read.take_sign("=")
-            if read.peek().text.upper() == "BLACKHOLE":
-                return True
-        else:
-            read.next()
-    return False
 
 
 def _add(read: Reader, found: AlterClauses) -> Iterator[str]:

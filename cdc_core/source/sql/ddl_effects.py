@@ -10,7 +10,7 @@ from typing import Literal
 
 from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.schemas.definition_history import LogPoint
+from cdc_core.source.schemas.known_definitions import LogPoint
 from cdc_core.source.schemas.table_registry import TableRegistry
 from cdc_core.source.sql.modified_columns import keeps_values
 from cdc_core.source.sql.statement_classes import Statement
@@ -65,6 +65,8 @@ def define_tables(
     truncated = None if cascades or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
     tables.redefined(defined, point, change)
     captured = None if defined is None else tuple(f"{d}.{t}" for d, t in defined if tables.captures(d, t))
+    if statement.database and not captured and not tables.may_be_in(statement.database):
+        return DdlEffect(())
     if statement.database and (statement.unlogged or not captured):
         # The log does not say which tables the database had, and the server no longer knows.
         each = statement.database + EACH_TABLE

@@ -7,42 +7,32 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
-from cdc_core.binlog.compressed import plain
-from cdc_core.binlog.event_headers import Event, EventType, Header, parse_query
+from cdc_core.binlog.event_headers import Event, Header
 from cdc_core.model.position import Position
-from cdc_core.source.sql.statement_classes import Statement, classify
+from cdc_core.source.sql.statement_classes import Statement
 
 KEEP_S = 5.0
 """How often what was found is kept."""
 KEPT_BYTES = 1 << 20
 """A longer text is not kept: databases refuse long statements, and reading again costs only time."""
-_QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
-_TEMPORARY = 0x04
-"""The event's flag (LOG_EVENT_THREAD_SPECIFIC_F): the statement uses temporary tables."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A stretch of the log: all its events that hold a statement other than BEGIN, and others. end: what is next."""
-
-    events: Sequence[Event]
-    end: Position
+Statements = Generator[tuple[Event | None, Position]]
 
 
 class LogAhead:
     """What was read ahead: a stretch that grows, and its events that may matter. No event is read twice, also by those
     that begin again: what was found is kept while it is read, up to KEPT_BYTES.
 
-    stretches: of the log, from a position up to its current end. keep: keeps a text. known: the last text kept, or "".
+    statements: of the log, from a position up to its current end, each with the position after it; None says only how
+    far the log is read. keep: keeps a text. known: the last text kept, or "".
     matter: whether an event is among those to be found; one of these is enough.
     """
 
-    def __init__(
-        self, stretches: Callable[[Position], Generator[Stretch]], known: str, keep: Callable[[str], None]
-    ) -> None:
-        self._stretches = stretches
+    def __init__(self, statements: Callable[[Position], Statements], known: str, keep: Callable[[str], None]) -> None:
+        self._statements = statements
         self._keep = keep
         self.matter: list[Callable[[Event], bool]] = []
         self._begin: Position | None = None
@@ -69,18 +59,11 @@ class LogAhead:
 
     def _read_on(self, begin: Position) -> None:
         kept_s = time.monotonic()
-        with closing(self._stretches(begin)) as stretches:
-            for stretch in stretches:
-                for event in stretch.events:
-                    if event.start < 0:  # it names the next file, and is in none
-                        continue
-                    here = Position(begin.timeline, event.file, event.start + event.header.length)
-                    if here <= begin:
-                        continue
-                    self._end = here
-                    if any(matters(event) for matters in self.matter):
-                        self._found.append((here, event))
-                self._end = max(self._end or begin, stretch.end)
+        with closing(self._statements(begin)) as statements:
+            for event, here in statements:
+                if event is not None and here > begin and any(matters(event) for matters in self.matter):
+                    self._found.append((here, event))
+                self._end = max(self._end or begin, here)
                 if time.monotonic() - kept_s > KEEP_S:
                     self._keep_from(begin)
                     kept_s = time.monotonic()
@@ -89,10 +72,17 @@ class LogAhead:
         assert self._begin is not None
         assert self._end is not None
         begin, found = max(self._begin, min(after, self._end)), self._found
-        text = json.dumps([begin.to_json(), self._end.to_json(), [
-            (here.to_json(), astuple(event.header), b64encode(event.body).decode(), event.file, event.start)
-            for here, event in found if here > begin
-        ]])  # fmt: skip
+        text = json.dumps(
+            [
+                begin.to_json(),
+                self._end.to_json(),
+                [
+                    (here.to_json(), astuple(event.header), b64encode(event.body).decode(), event.file, event.start)
+                    for here, event in found
+                    if here > begin
+                ],
+            ]
+        )
         if len(text) <= KEPT_BYTES:
             self._keep(text)
 
@@ -117,14 +107,3 @@ class LaterStatements:
                 self._selected[here] = self._select(event)
             found.append(self._selected[here])
         return [one for one in found if one is not None]
-
-
-def statement_of(event: Event, *, lower_case: bool) -> Statement | None:
-    """The statement of an event, if it has one."""
-    if event.header.type not in _QUERIES or event.body.endswith(b"\0BEGIN"):
-        return None
-    query = parse_query(plain(event))
-    return classify(
-        query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
-        lower_case=lower_case, temporary=bool(event.header.flags & _TEMPORARY),
-    )  # fmt: skip

@@ -19,6 +19,14 @@ _UPDATED_DATABASES = 12
 
 
 @dataclass(frozen=True, slots=True)
+class ServerDialect:
+    """How the server that writes a log reads a statement. lower_case: it compares names of tables in lower case."""
+
+    mariadb: bool = False
+    lower_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LoggedStatement:
     """databases: the only ones in which it changed anything, None where the event does not say. words: the part of its
     text that may be shown."""
@@ -33,11 +41,13 @@ NO_STATEMENT = LoggedStatement(Statement(Action.HARMLESS, ""))
 BEGIN = LoggedStatement(Statement(Action.BEGIN, "BEGIN"))
 
 
-def read_statement(event: Event, *, lower_case: bool, mariadb: bool) -> LoggedStatement:
-    """The statement of one of QUERIES. lower_case: the server compares names of tables in lower case."""
+def read_statement(event: Event, dialect: ServerDialect) -> LoggedStatement:
+    """The statement of an event; NO_STATEMENT where it has none."""
+    code = event.header.type
+    if code not in QUERIES:
+        return NO_STATEMENT
     if event.body.endswith(b"\0BEGIN"):
         return BEGIN  # one for each transaction of MySQL: not worth parsing its text
-    code = event.header.type
     if code == EventType.MARIADB_QUERY_COMPRESSED:
         event = plain(event)
     elif code == EventType.EXECUTE_LOAD_QUERY:
@@ -45,15 +55,26 @@ def read_statement(event: Event, *, lower_case: bool, mariadb: bool) -> LoggedSt
         event = Event(event.header, event.body[:13] + event.body[26:], event.file, event.start)
     query = parse_query(event)
     temporary = bool(event.header.flags & _FLAG_THREAD_SPECIFIC)
-    if not mariadb:  # it names the databases for a TRUNCATE of a temporary table: Sql_cmd_truncate_table
+    if not dialect.mariadb:  # it names the databases for a TRUNCATE of a temporary table: Sql_cmd_truncate_table
         temporary = temporary and _UPDATED_DATABASES in query.status
     statement = classify(
-        query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
-        lower_case=lower_case, temporary=temporary,
-    )  # fmt: skip
+        query.sql,
+        query.database,
+        client_collation=query.client_collation,
+        sql_mode=query.sql_mode,
+        lower_case=dialect.lower_case,
+        mariadb=dialect.mariadb,
+        temporary=temporary,
+    )
     words = ""
     if statement.action in _SHOWN_ACTIONS:
-        words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
+        words = shown(
+            statement,
+            query.sql,
+            client_collation=query.client_collation,
+            sql_mode=query.sql_mode,
+            mariadb=dialect.mariadb,
+        )
     return LoggedStatement(statement, _updated_databases(query), words)
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 
 from cdc_core.source.sql.client_text import decode
-from cdc_core.source.sql.sql_tokens import MARIADB_CODE, TokenKind, tokens
+from cdc_core.source.sql.sql_tokens import TokenKind, tokens
 from cdc_core.source.sql.statement_classes import Action, Statement
 
 
-def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mode: int | None = 0) -> str:
+def shown(
+    statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mode: int | None = 0, mariadb: bool = True
+) -> str:
     """A statement on one line, for messages and notes, without its values.
 
     These texts go to manifests, the meta database and logs, which must not contain masked columns and passwords. DML
     keeps its verb and tables. Other statements keep keywords, names and punctuation, but not strings, numbers or
-    comments. If the servers disagree about the tokens of a text, only the verb is kept.
+    comments.
     """
     if statement.action is Action.DATA:
         names = "" if not statement.tables else f" {', '.join(f'{d}.{t}' for d, t in statement.tables)}"
@@ -27,10 +29,7 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
     text = decode(sql, client_collation)
     if text is None:
         return f"{statement.verb} …"
-    reading = tokens(text, sql_mode or 0)
-    if MARIADB_CODE in text and reading != tokens(text, sql_mode or 0, mariadb_code=False):
-        return f"{statement.verb} …"
-    for token in reading:
+    for token in tokens(text, sql_mode or 0, mariadb_code=mariadb):
         if token.kind is TokenKind.SIGN and token.text in _QUOTES:
             # An unterminated quote: from the first one on, it is unknown where strings begin and end.
             words[words.index("?") if "?" in words else len(words) :] = ["…"]

@@ -1,7 +1,7 @@
 """What a statement in the log is: transaction control, definition, data, or harmless.
 
 A pure function of the statement's text; `statement_judge` has the rule that uses it. It must keep true that everything
-not known to be harmless is UNKNOWN, DATA or an unlogged change. The rules for ALTER TABLE are in `alter`.
+not known to be harmless is UNKNOWN, DATA or an unlogged change. The rules for ALTER TABLE are in `alter_clauses`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
-from cdc_core.model.schema import Column
+from cdc_core.model.schema import Column, TableName
 from cdc_core.source.sql.alter_clauses import AlterClauses, alter_clauses
 from cdc_core.source.sql.client_text import UNKNOWN_CHARACTER, decode, is_known, lower_cased
 from cdc_core.source.sql.modified_columns import STRICT
-from cdc_core.source.sql.sql_tokens import MARIADB_CODE, Reader, Token, TokenKind, tokens
+from cdc_core.source.sql.sql_tokens import Reader, Token, TokenKind, tokens
 
-Table = tuple[str, str]
 """Database and table."""
 
 
@@ -63,20 +62,20 @@ class Statement:
 
     action: Action
     verb: str
-    tables: tuple[Table, ...] | None = ()
+    tables: tuple[TableName, ...] | None = ()
     database: str = ""
     unlogged: str = ""
     name: str = ""
     guarded: bool = False
-    vacates: tuple[Table, ...] = ()
-    passed: tuple[Table, ...] = ()
+    vacates: tuple[TableName, ...] = ()
+    passed: tuple[TableName, ...] = ()
     columns: AlterClauses | None = None
-    names: frozenset[Table] = frozenset()
+    names: frozenset[TableName] = frozenset()
     queries: bool = False
     drops_constraint: bool = False
     cascades: bool = False
     versioning: bool = False
-    union: tuple[Table, ...] = ()
+    union: tuple[TableName, ...] = ()
     temporary: bool = False
     modified: tuple[Column, ...] = ()
     strict: bool = False
@@ -110,28 +109,22 @@ def classify(
     client_collation: int = 0,
     sql_mode: int | None = None,
     lower_case: bool = False,
+    mariadb: bool = True,
     temporary: bool = False,
 ) -> Statement:
     """Classifies a statement that was run with `database` as the default database.
 
+    mariadb:    the server that ran it is a MariaDB.
     lower_case: the server compares names of tables and databases in lower case; so the names in the answer are.
     temporary:  the event says that temporary tables are used, by the statement or before it in the same routine.
     """
     text = decode(sql, client_collation)
     if text is None:
         return Statement(Action.UNKNOWN, "A statement", tables=None, names=frozenset([("", UNKNOWN_CHARACTER)]))
-    text = _GENERATED_DROP.sub(r"\1\2", text)
-
-    def read(*, mariadb_code: bool) -> Statement:
-        found = tokens(text, sql_mode or 0, mariadb_code=mariadb_code)
-        if lower_case:
-            found = [replace(one, text=lower_cased(one.text)) if one.names else one for one in found]
-        return _classify(found, lower_cased(database) if lower_case else database)
-
-    found = read(mariadb_code=True)
-    # Where the two servers parse the same bytes differently, the text does not show which one wrote it.
-    if MARIADB_CODE in text and (other := read(mariadb_code=False)) != found:
-        found = _worse(found, other)
+    words = tokens(_GENERATED_DROP.sub(r"\1\2", text), sql_mode or 0, mariadb_code=mariadb)
+    if lower_case:
+        words = [replace(one, text=lower_cased(one.text)) if one.names else one for one in words]
+    found = _classify(words, lower_cased(database) if lower_case else database)
     if found.modified and (sql_mode or 0) & STRICT:
         found = replace(found, strict=True)
     return replace(found, temporary=True) if temporary and found.verb == "TRUNCATE" else found
@@ -142,15 +135,6 @@ _GENERATED_DROP = re.compile(
 )
 """MariaDB writes its own text of DROP TABLE. It copies a comment of the original, even if that is code (`/*! a, */`),
 before the names of all dropped tables."""
-
-
-def _worse(one: Statement, other: Statement) -> Statement:
-    """The worse of two readings of a statement: what is true in either."""
-    if one.action is other.action is Action.DEFINITION and (one.tables, one.database) == (other.tables, other.database):
-        return replace(one if one.unlogged else other, modified=())
-    if one.action is other.action is Action.HARMLESS:
-        return one
-    return Statement(Action.UNKNOWN, one.verb, tables=None, names=one.names | other.names)
 
 
 def _classify(found: Sequence[Token], database: str) -> Statement:
@@ -175,8 +159,10 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
     if verb in _DEFINITIONS:
         versioning = any(one.word == "SYSTEM" and other.word == "VERSIONING" for one, other in pairwise(found))
         statement = replace(
-            _DEFINITIONS[verb](read, database), cascades=_cascades(found), versioning=versioning,
-        )  # fmt: skip
+            _DEFINITIONS[verb](read, database),
+            cascades=_cascades(found),
+            versioning=versioning,
+        )
         if statement.action is Action.UNKNOWN or statement.queries:
             statement = replace(statement, names=_names(found, database))
         return statement
@@ -192,9 +178,9 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
     return Statement(Action.UNKNOWN, verb or "(none)", tables=None, names=_names(found, database))
 
 
-def _names(found: Sequence[Token], database: str) -> frozenset[Table]:
+def _names(found: Sequence[Token], database: str) -> frozenset[TableName]:
     """Every name in a text with this default database; see Statement."""
-    names: set[Table] = set()
+    names: set[TableName] = set()
     at = 0
     while at < len(found):
         if found[at].names:
@@ -254,12 +240,19 @@ def _xid_part(part: list[Token]) -> str:
     return part[0].text
 
 
+_BEFORE_ALTERED = frozenset({
+    "DEFINER", "ALGORITHM", "SQL", "JSON", "RELATIONAL", "DUALITY", "MATERIALIZED", "EXTERNAL",
+})  # fmt: skip
+"""Words between ALTER and the kind of object; for CREATE with those below."""
+_BEFORE_CREATED = _BEFORE_ALTERED | {
+    "AGGREGATE", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "ONLINE", "OFFLINE", "PUBLIC", "ANY", "STATIC",
+}  # fmt: skip
+
+
 def _create(read: Reader, database: str) -> Statement:
     replaces = read.take("OR", "REPLACE")
     external = False
-    while (word := read.peek().word) in ("DEFINER", "ALGORITHM", "SQL", "AGGREGATE", "UNIQUE", "FULLTEXT", "SPATIAL",
-                                         "VECTOR", "ONLINE", "OFFLINE", "JSON", "RELATIONAL", "DUALITY",
-                                         "MATERIALIZED", "EXTERNAL", "PUBLIC", "ANY", "STATIC"):  # fmt: skip
+    while (word := read.peek().word) in _BEFORE_CREATED:
         read.next()
         external = external or word == "EXTERNAL"
         if word == "SPATIAL" and read.take("REFERENCE"):
@@ -285,9 +278,14 @@ def _create(read: Reader, database: str) -> Statement:
             reason = "a query filled it, and the log does not show with which rows"
         verb = "CREATE OR REPLACE TABLE" if replaces else "CREATE TABLE"
         return Statement(
-            Action.DEFINITION, verb, tables=_known(table), unlogged=reason, queries=queries, guarded=guarded,
+            Action.DEFINITION,
+            verb,
+            tables=_known(table),
+            unlogged=reason,
+            queries=queries,
+            guarded=guarded,
             union=union,
-        )  # fmt: skip
+        )
     if kind == "INDEX":
         return _index("CREATE INDEX", read, database)
     if kind in ("DATABASE", "SCHEMA"):
@@ -301,7 +299,7 @@ def _create(read: Reader, database: str) -> Statement:
     return Statement(Action.UNKNOWN, f"CREATE {kind}", tables=None)
 
 
-def _union(read: Reader, database: str) -> tuple[Table, ...]:
+def _union(read: Reader, database: str) -> tuple[TableName, ...]:
     """`UNION = (t, b.u)`, an option of MERGE tables. The reader stays where it is."""
     for at in range(read.at, len(read.found)):
         ahead = Reader(read.found[at:])
@@ -336,7 +334,7 @@ def _begins_query(read: Reader, word: str) -> bool:
     return True
 
 
-def _objects(kind: str, read: Reader, database: str) -> tuple[Table, ...] | None:
+def _objects(kind: str, read: Reader, database: str) -> tuple[TableName, ...] | None:
     """The views, triggers or routines that a statement drops or redefines; empty for other kinds."""
     if kind not in _ROUTINES:
         return ()
@@ -377,9 +375,7 @@ def _drop(read: Reader, database: str) -> Statement:
             return Statement(Action.HARMLESS, "DROP TEMPORARY TABLE")
         if not _ends(read):
             dropped = None
-        return Statement(
-            Action.DEFINITION, "DROP TABLE", tables=dropped, guarded=guarded, vacates=dropped or ()
-        )  # fmt: skip
+        return Statement(Action.DEFINITION, "DROP TABLE", tables=dropped, guarded=guarded, vacates=dropped or ())
     if kind in ("DATABASE", "SCHEMA"):
         return _without_database("DROP DATABASE", _name_after_exists(read))
     if kind == "INDEX":
@@ -395,8 +391,8 @@ def _without_database(verb: str, name: str, unlogged: str = "") -> Statement:
     return Statement(Action.DEFINITION, verb, database=name, unlogged=unlogged)
 
 
-def _tables(read: Reader, database: str) -> tuple[Table, ...] | None:
-    found: list[Table] = []
+def _tables(read: Reader, database: str) -> tuple[TableName, ...] | None:
+    found: list[TableName] = []
     while (table := read.table(database)) is not None:
         found.append(table)
         if not read.take_sign(","):
@@ -415,8 +411,7 @@ def _index(verb: str, read: Reader, database: str) -> Statement:
 
 
 def _alter(read: Reader, database: str) -> Statement:
-    while read.peek().word in ("DEFINER", "ALGORITHM", "SQL", "JSON", "RELATIONAL", "DUALITY", "MATERIALIZED",
-                               "EXTERNAL"):  # fmt: skip
+    while read.peek().word in _BEFORE_ALTERED:
         word = read.next().word
         if word == "SQL":
             read.take("SECURITY")
@@ -439,13 +434,16 @@ def _alter(read: Reader, database: str) -> Statement:
         known = _known(table)
         others = tuple(one for one in clauses.others if one is not None)
         return Statement(
-            Action.DEFINITION, "ALTER TABLE",
+            Action.DEFINITION,
+            "ALTER TABLE",
             tables=None if known is None or None in clauses.others else known + others,
-            unlogged=reason, modified=() if ignore else clauses.kept_columns,
+            unlogged=reason,
+            modified=() if ignore else clauses.kept_columns,
             drops_constraint=clauses.drops_constraint,
             vacates=known if clauses.moved and known is not None and known[0] not in others else (),
-            columns=clauses, union=union,
-        )  # fmt: skip
+            columns=clauses,
+            union=union,
+        )
     if kind in ("DATABASE", "SCHEMA") or kind in _HARMLESS_OBJECTS:
         return Statement(Action.HARMLESS, f"ALTER {kind}", tables=_objects(kind, read, database))
     return Statement(Action.UNKNOWN, f"ALTER {kind}", tables=None)
@@ -458,7 +456,7 @@ def _rename(read: Reader, database: str) -> Statement:
     if kind not in ("TABLE", "TABLES"):
         return Statement(Action.UNKNOWN, f"RENAME {kind}", tables=None)
     read.take("IF", "EXISTS")
-    found: list[Table] = []
+    found: list[TableName] = []
     while (table := read.table(database)) is not None:
         found.append(table)
         if not read.take("NOWAIT") and read.take("WAIT"):
@@ -468,12 +466,16 @@ def _rename(read: Reader, database: str) -> Statement:
     complete = read.done and len(found) % 2 == 0
     vacates, passed = _left(found) if complete else ((), ())
     return Statement(
-        Action.DEFINITION, "RENAME TABLE", tables=tuple(found) if complete else None,
-        unlogged="rows now belong to a table of another name", vacates=vacates, passed=passed,
-    )  # fmt: skip
+        Action.DEFINITION,
+        "RENAME TABLE",
+        tables=tuple(found) if complete else None,
+        unlogged="rows now belong to a table of another name",
+        vacates=vacates,
+        passed=passed,
+    )
 
 
-def _left(pairs: list[Table]) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
+def _left(pairs: list[TableName]) -> tuple[tuple[TableName, ...], tuple[TableName, ...]]:
     """pairs: old and new names in turn. Returns the names that have no table after: those that had one before, and the
     others."""
     olds, news = pairs[::2], pairs[1::2]
@@ -511,9 +513,11 @@ def _repair(read: Reader, database: str) -> Statement:
     if not read.take_any("TABLE", "TABLES"):
         return Statement(Action.UNKNOWN, "REPAIR", tables=None)
     return Statement(
-        Action.DEFINITION, "REPAIR TABLE", tables=_tables(read, database),
+        Action.DEFINITION,
+        "REPAIR TABLE",
+        tables=_tables(read, database),
         unlogged="REPAIR drops rows that it cannot read",
-    )  # fmt: skip
+    )
 
 
 _DEFINITIONS = {
@@ -521,14 +525,14 @@ _DEFINITIONS = {
 }  # fmt: skip
 
 
-def _known(table: Table | None) -> tuple[Table, ...] | None:
+def _known(table: TableName | None) -> tuple[TableName, ...] | None:
     return None if table is None else (table,)
 
 
 _MODIFIERS = frozenset({"LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "QUICK", "INTO"})
 
 
-def _written(verb: str, read: Reader, database: str) -> tuple[Table, ...] | None:
+def _written(verb: str, read: Reader, database: str) -> tuple[TableName, ...] | None:
     """The one table that INSERT, REPLACE, UPDATE, DELETE or LOAD DATA writes; None where that is not obvious."""
     if verb not in ("INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD"):
         return None

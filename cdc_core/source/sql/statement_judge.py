@@ -5,8 +5,8 @@
       accounts, views, routines, triggers, maintenance, temporary tables
     a definition of tables that are not captured                       the source continues
     a definition of captured tables that leaves every value in its     the definition is followed
-      row, and every row in its table (`statements`, `alter`,
-      `modified_columns`)
+      row, and every row in its table (`statement_classes`,
+      `alter_clauses`, `modified_columns`)
     any other definition of captured tables                            their rows changed unlogged
     anything else: DML in statement format, and every statement        captured tables that it may have changed
       that Lockstep does not know (`statement_reach`)                  changed unlogged; without any, it is left out
@@ -31,10 +31,11 @@ from cdc_core.errors import LockstepError
 from cdc_core.model.block import EntryKind
 from cdc_core.model.coverage import ANY_TABLE, Happened
 from cdc_core.model.position import Position
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import TableName, TableSchema
 from cdc_core.source.host import source_faults
 from cdc_core.source.schemas.cascades import Cascades
-from cdc_core.source.schemas.definition_history import Change, LogPoint
+from cdc_core.source.schemas.definition_history import Change
+from cdc_core.source.schemas.known_definitions import LogPoint
 from cdc_core.source.schemas.merge_tables import united_table
 from cdc_core.source.schemas.table_registry import TableRegistry
 from cdc_core.source.sql.accepted_places import AcceptedPlaces
@@ -44,7 +45,6 @@ from cdc_core.source.sql.logged_statement import LoggedStatement
 from cdc_core.source.sql.statement_classes import Action, Statement
 from cdc_core.source.sql.statement_reach import Reach
 from cdc_core.source.transactions.open_group import OpenGroup
-from cdc_core.source.transactions.pending_changes import Name
 from cdc_core.source.transactions.reading_place import EventPlace
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ class StatementJudge:
         self._policy = policy
         self._reach = reach
         self._accepted = accepted
-        self._cascades = cascades
-        self._past = past
+        self.cascades = cascades
+        self.past = past
 
     def define(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> TableSchema | None:
         """DDL: redefines the tables, and judges what it did to rows. Returns the definition of the table that it
@@ -91,13 +91,16 @@ class StatementJudge:
             self.judge_rows(group, replace(logged, statement=replace(statement, tables=())), at)
         self._refuse_united(group, statement, at)
         effect = define_tables(
-            statement, self._tables, LogPoint(group.seq, at.after), group.commit_ts_us,
-            stops_at_cascades=self._cascades.active and self._policy.on_unlogged_change == "stop",
+            statement,
+            self._tables,
+            LogPoint(group.seq, at.after),
+            group.commit_ts_us,
+            stops_at_cascades=self.cascades.active and self._policy.on_unlogged_change == "stop",
             on_truncate=on_truncate,
-        )  # fmt: skip
+        )
         group.happened += effect.happened
-        if not self._past:
-            group.cascaded(self._cascades.define(statement, at.after, group.commit_ts_us))
+        if not self.past:
+            group.cascaded(self.cascades.define(statement, at.after, group.commit_ts_us))
         if effect.unnamed:
             group.notes.append(f"{statement.verb} {effect.unnamed} at {at.where}: no table in it is known")
         if effect.tables == ():
@@ -124,7 +127,7 @@ class StatementJudge:
     def judge_rows(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
         """DML as a statement, or an unknown one: the log does not show what it did to rows. Raises DataAtRisk
         (source.unlogged_change)."""
-        if self._past:
+        if self.past:
             return
         statement, point = logged.statement, LogPoint(group.seq, at.after)
         unknown = statement.action is Action.UNKNOWN
@@ -170,7 +173,7 @@ class StatementJudge:
             group.happened += [(table, Happened.UNLOGGED) for table in tables or [ANY_TABLE]]
 
     def _refuse_united(self, group: OpenGroup, statement: Statement, at: EventPlace) -> None:
-        for name in statement.union if not self._past else ():
+        for name in statement.union if not self.past else ():
             if self._tables.captures(*name):
                 error = united_table(name, (statement.tables or (("", "a MERGE table"),))[0], at.where)
                 if not self.isolates(name, error, f"{replace(at.after, offset=group.start)}"):
@@ -189,7 +192,7 @@ class StatementJudge:
 
     def require_accepted(self, error: LockstepError, at: EventPlace, names: str) -> str:
         """Raises the error, unless an operator has accepted it; then returns the note about it."""
-        if self._past:
+        if self.past:
             return ""
         place = at.file, at.offset
         if place not in self._accepted:
@@ -199,7 +202,7 @@ class StatementJudge:
         log.warning("%s: %s", self._source, note)
         return note
 
-    def isolates(self, name: Name, error: LockstepError, since: str) -> bool:
+    def isolates(self, name: TableName, error: LockstepError, since: str) -> bool:
         """Isolates a table from now on, if the pipeline says so; its rows in the open group are dropped too."""
         if self._policy.on_unreadable == "stop":
             return False

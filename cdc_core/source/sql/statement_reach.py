@@ -20,14 +20,16 @@ import pymysql
 from cdc_core.binlog.event_headers import Event
 from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE
 from cdc_core.model.position import Position
+from cdc_core.model.schema import TableName
 from cdc_core.mysql.connections import answers
 from cdc_core.source.host.server_facts import as_text, parse_grants, query
 from cdc_core.source.schemas.foreign_keys import foreign_keys
 from cdc_core.source.schemas.merge_tables import ENGINE
 from cdc_core.source.schemas.table_registry import TableRegistry
 from cdc_core.source.sql.client_text import is_known, lower_cased
-from cdc_core.source.sql.log_ahead import LaterStatements, LogAhead, statement_of
-from cdc_core.source.sql.statement_classes import Action, Statement, Table
+from cdc_core.source.sql.log_ahead import LaterStatements, LogAhead
+from cdc_core.source.sql.logged_statement import ServerDialect, read_statement
+from cdc_core.source.sql.statement_classes import Action, Statement
 
 _DROPS = frozenset({
     "DROP TABLE", "RENAME TABLE", "CREATE OR REPLACE TABLE", "DROP DATABASE", "CREATE OR REPLACE DATABASE",
@@ -59,7 +61,7 @@ class _ReachAnswer:
     where there is no way."""
 
     way: str
-    written: tuple[Table, ...] = ()
+    written: tuple[TableName, ...] = ()
 
 
 class StatementReach:
@@ -72,13 +74,12 @@ class StatementReach:
         ahead: LogAhead,
         end: Callable[[], Position],
     ) -> None:
-        self.lower_case = False
-        """Whether the server compares names of tables in lower case."""
+        self.dialect = ServerDialect()
         self._tables = tables
         self._connect = connect
         self._ahead = LaterStatements(ahead, self._redefining)
         self._end = end
-        self._said: dict[tuple[frozenset[Table], tuple[Table, ...] | None], _ReachAnswer] = {}
+        self._said: dict[tuple[frozenset[TableName], tuple[TableName, ...] | None], _ReachAnswer] = {}
         """By the names in a statement."""
         self._said_at: Position | None = None
         """Where the log ended before the server said any of it."""
@@ -124,7 +125,9 @@ class StatementReach:
                     return _ReachAnswer(f"a later statement ({later.verb}) may have changed what it named")
         return self._said[key]
 
-    def _ways(self, statement: Statement, kinds: Mapping[Table, str], written: Iterable[Table]) -> Iterator[str]:
+    def _ways(
+        self, statement: Statement, kinds: Mapping[TableName, str], written: Iterable[TableName]
+    ) -> Iterator[str]:
         """How it may change more than what it names, by what the server has now; none where it certainly does not.
 
         Asks in the order of what it costs."""
@@ -150,7 +153,7 @@ class StatementReach:
             if key.changes_rows and self._name(*key.parent) in written:
                 yield f"a foreign key changes rows of {'.'.join(key.child)} with it"
 
-    def _may_have_ended(self, later: Statement, names: frozenset[Table]) -> bool:
+    def _may_have_ended(self, later: Statement, names: frozenset[TableName]) -> bool:
         """Whether a later statement may have ended a way that is missing now."""
         databases = {database for database, _ in names}
         if later.action is Action.UNKNOWN:
@@ -165,8 +168,8 @@ class StatementReach:
 
     def _redefining(self, event: Event) -> Statement | None:
         """The statement of an event, if it may drop or redefine anything."""
-        found = statement_of(event, lower_case=self.lower_case)
-        if found is None or found.action not in (Action.DEFINITION, Action.UNKNOWN, Action.HARMLESS):
+        found = read_statement(event, self.dialect).statement
+        if found.action not in (Action.DEFINITION, Action.UNKNOWN, Action.HARMLESS):
             return None
         return None if found.action is Action.HARMLESS and found.tables == () else found
 
@@ -175,10 +178,10 @@ class StatementReach:
     def _ask(self, sql: str, arguments: Sequence[object] = ()) -> list[tuple[str, ...]]:
         return [tuple(as_text(cell) for cell in row) for row in query(self._connect(), sql, arguments)]
 
-    def _name(self, database: str, name: str) -> Table:
-        return (lower_cased(database), lower_cased(name)) if self.lower_case else (database, name)
+    def _name(self, database: str, name: str) -> TableName:
+        return (lower_cased(database), lower_cased(name)) if self.dialect.lower_case else (database, name)
 
-    def _kinds(self, names: Iterable[Table]) -> dict[Table, str]:
+    def _kinds(self, names: Iterable[TableName]) -> dict[TableName, str]:
         """Those that are tables or views, with their kinds: 'BASE TABLE', 'VIEW', 'MERGE TABLE', ..."""
         listed: dict[str, list[str]] = {}
         for database, name in names:
@@ -195,7 +198,7 @@ class StatementReach:
             )
         }
 
-    def _routines(self) -> frozenset[Table]:
+    def _routines(self) -> frozenset[TableName]:
         """Their names are case-insensitive, even if those of tables are not."""
         rows = self._ask("SELECT ROUTINE_SCHEMA, ROUTINE_NAME FROM INFORMATION_SCHEMA.ROUTINES")
         return frozenset((self._name(database, "")[0], lower_cased(name)) for database, name in rows)

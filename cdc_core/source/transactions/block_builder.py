@@ -11,44 +11,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc_core.binlog import ordinary
-from cdc_core.binlog.gtid_text import written
 from cdc_core.errors import defect
-from cdc_core.model.block import NO_TRACE, Block, Entries, EntryKind
+from cdc_core.model.block import Block, Entries, EntryGtids, EntryKind
 from cdc_core.model.coverage import TableEvent
 from cdc_core.model.position import Position
-from cdc_core.source.host.gtid_sets import compact
+from cdc_core.source.transactions.growable import Int64Columns, Longs
 from cdc_core.source.transactions.pending_changes import PendingChange, PendingRowEvents, PendingRows, PendingTruncate
+from cdc_core.source.transactions.reading_place import NOT_TRACED, Trace
 from cdc_core.source.transactions.row_batches import EntryColumns, Isolates, RowBatches
-from cdc_core.source.wire.growable import Int64Columns, Longs
 
 ENTRY_BYTES = 96
 """Size of an entry itself, for the ring's limits."""
 NOT_INCLUDED = "table not included"
 ISOLATED = "table isolated"
-Trace = tuple[int, int]
-"""Where the trace of the log before a position begins, and its CRC; see Fingerprint."""
-NOT_TRACED: Trace = (NO_TRACE, 0)
 
 _NO_NAME = -1
-_ENTRY_COLUMNS = ("kind", "begin", "end", "seq", "ts", "events", "name", "low", "high", "trace", "trace_crc")
-"""name, low, high: an entry's GTID as a run of numbers after a prefix; _NO_NAME where it has none, or texts."""
+_ENTRY_COLUMNS = ("kind", "begin", "end", "seq", "ts", "events", "name", "number", "trace", "trace_crc")
+"""name, number: as in EntryGtids."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrdinaryTransactions:
     """Whole transactions in columns, as binlog.ordinary.take_transactions finds them.
 
-    entries: a first UNCAPTURED one may join the entry before. runs: their GTIDs; of a name the text is prefixes[name].
-    rows: copied from, not kept; entry: for each, its index into the entries here. left_out: row events of tables that
-    are not captured.
+    prefixes: of their GTIDs, by name. rows: copied from, not kept; entry: for each, its index into the entries here.
+    left_out: row events of tables that are not captured.
     """
 
     entries: ordinary.EntryArrays
-    runs: ordinary.GtidRuns
     prefixes: Sequence[str]
     rows: PendingRowEvents
     entry: Longs
@@ -57,19 +49,21 @@ class OrdinaryTransactions:
 
 
 class BlockBuilder:
-    """The block that is being filled: from `begin` up to `end`, which moves with each entry."""
+    """The columns of one block after the other: from `begin` up to `end`, which moves with each entry."""
 
-    def __init__(self, source: str, begin: Position, built: BlockBuilder | None = None) -> None:
-        """built: a builder whose block was built; its row memory is used again."""
+    def __init__(self, source: str, begin: Position) -> None:
         self._source = source
+        self._rows = RowBatches()
+        self.restart(begin)
+
+    def restart(self, begin: Position) -> None:
+        """Drops what was added; the block begins here."""
         self.begin = begin
         self.end = begin.offset
         self.size_bytes = 0
         self._entries = Int64Columns(_ENTRY_COLUMNS)
-        self._gtids: dict[int, list[str]] = {}
-        """Of entries that have no name: their GTIDs as texts."""
-        self._prefixes: Sequence[str] = ()
-        self._rows: RowBatches = RowBatches() if built is None else built._rows
+        self._prefixes: dict[str, int] = {}
+        """Prefixes of GTIDs, numbered."""
         self._rows.clear()
         self._left_out: Counter[str] = Counter()
         self._notes: list[str] = []
@@ -78,11 +72,6 @@ class BlockBuilder:
     def __bool__(self) -> bool:
         """Whether the position moved."""
         return bool(len(self._entries))
-
-    @property
-    def in_uncaptured(self) -> bool:
-        """The last entry is a stretch that a next one would join."""
-        return bool(self) and self._entries["kind"][-1] == EntryKind.UNCAPTURED
 
     def add(
         self,
@@ -96,18 +85,14 @@ class BlockBuilder:
         rows: Sequence[PendingChange] = (),
         trace: Trace = NOT_TRACED,
     ) -> None:
-        """An entry from where the last one ended to `end`. A stretch without rows joins the one before it; only a
-        PART may have no bytes."""
+        """An entry from where the last one ended to `end`. Only a PART may have no bytes."""
         if end < self.end or (end == self.end and kind != EntryKind.PART):
             raise defect(
                 f"An entry ends at {end}, but the one before it ended at {self.end}.",
                 where=f"{self._source}, {self.begin.file}:{self.end}",
                 first="nothing after this position was staged",
             )
-        if kind == EntryKind.UNCAPTURED and self.in_uncaptured:
-            self._join(end, commit_ts_us, events, [gtid] if gtid else [], trace)
-        else:
-            self._append(kind, end, seq=seq, commit_ts_us=commit_ts_us, events=events, gtid=gtid, trace=trace)
+        self._append(kind, end, seq=seq, commit_ts_us=commit_ts_us, events=events, gtid=gtid, trace=trace)
         self.end = end
         last = len(self._entries) - 1
         for pending in rows:
@@ -123,53 +108,34 @@ class BlockBuilder:
     def _append(
         self, kind: EntryKind, end: int, *, seq: int, commit_ts_us: int, events: int, gtid: str, trace: Trace
     ) -> None:
+        name, number = _NO_NAME, 0
         if gtid:
-            self._gtids[len(self._entries)] = [gtid]
-        self._entries.append(kind, self.end, end, seq, commit_ts_us, events, _NO_NAME, 0, 0, *trace)
+            digits = gtid[max(gtid.rfind(":"), gtid.rfind("-")) + 1 :]
+            name, number = self._name(gtid.removesuffix(digits)), int(digits)
+        self._entries.append(kind, self.end, end, seq, commit_ts_us, events, name, number, *trace)
         self.size_bytes += ENTRY_BYTES
 
-    def _join(self, end: int, commit_ts_us: int, events: int, gtids: Sequence[str], trace: Trace) -> None:
-        entries, last = self._entries, len(self._entries) - 1
-        entries["end"][last] = end
-        entries["ts"][last] = max(entries["ts"][last], commit_ts_us)
-        entries["events"][last] += events
-        entries["trace"][last], entries["trace_crc"][last] = trace
-        if entries["name"][last] != _NO_NAME:
-            # A run has one prefix and no gaps, and the GTIDs of what joins need not continue it: as texts, all of them
-            # are put into one set when the block is built.
-            name, low, high = (int(entries[column][last]) for column in ("name", "low", "high"))
-            self._gtids[last] = [_run_text(self._prefixes[name], low, high)]
-            entries["name"][last] = _NO_NAME
-        if gtids:
-            self._gtids.setdefault(last, []).extend(gtids)
+    def _name(self, prefix: str) -> int:
+        return self._prefixes.setdefault(prefix, len(self._prefixes))
 
     def extend(self, groups: OrdinaryTransactions) -> None:
         """Like `add`, for many whole transactions of the block's file at once."""
-        first = 0
-        new, runs = groups.entries, groups.runs
-        named = np.bincount(runs.entry, minlength=len(new.kind))
-        self._prefixes = groups.prefixes
-        if len(new.kind) and new.kind[0] == EntryKind.UNCAPTURED and self.in_uncaptured:
-            joining = _run_texts(groups, 0, int(named[0]))
-            trace = (int(new.trace[0]), int(new.trace_crc[0]))
-            self._join(int(new.end[0]), int(new.commit_ts_us[0]), int(new.events[0]), joining, trace)
-            first = 1
-        base = len(self._entries) - first
-        name, low, high = (np.full(len(named), _NO_NAME, np.int64) for _ in range(3))
-        single = named[runs.entry] == 1
-        at = runs.entry[single]
-        name[at], low[at], high[at] = runs.name[single], runs.low[single], runs.high[single]
-        starts = np.cumsum(named) - named
-        for entry in np.flatnonzero(named > 1):
-            if entry >= first:
-                self._gtids[base + int(entry)] = _run_texts(groups, int(starts[entry]), int(named[entry]))
-        added = len(named) - first
+        new, base = groups.entries, len(self._entries)
+        names = np.array([*map(self._name, groups.prefixes), _NO_NAME])  # the last one is at -1, too
         self._entries.extend(
-            added, kind=new.kind[first:], begin=new.begin[first:], end=new.end[first:], seq=new.seq[first:],
-            ts=new.commit_ts_us[first:], events=new.events[first:], name=name[first:], low=low[first:],
-            high=high[first:], trace=new.trace[first:], trace_crc=new.trace_crc[first:],
-        )  # fmt: skip
-        self.size_bytes += ENTRY_BYTES * added
+            len(new.kind),
+            kind=new.kind,
+            begin=new.begin,
+            end=new.end,
+            seq=new.seq,
+            ts=new.commit_ts_us,
+            events=new.events,
+            name=names[new.name],
+            number=new.number,
+            trace=new.trace,
+            trace_crc=new.trace_crc,
+        )
+        self.size_bytes += ENTRY_BYTES * len(new.kind)
         self.end = groups.reached
         if groups.left_out:
             self._left_out[NOT_INCLUDED] += groups.left_out
@@ -188,7 +154,8 @@ class BlockBuilder:
         self._happened.append(event)
 
     def build(self, next_file: str = "", isolates: Isolates = lambda *_: False) -> Block:
-        """The block of all that was added, decoded. next_file: the block ends with a rotation to it.
+        """The block of all that was added, decoded; the next one begins where it ends. next_file: the block ends with
+        a rotation to it.
 
         A file may end right where the last block ended (the server stopped, or crashed, and began a new one): then the
         block has one entry of no bytes. Raises what decode_rows raises.
@@ -197,16 +164,17 @@ class BlockBuilder:
             self._append(
                 EntryKind.UNCAPTURED, self.end, seq=self.begin.seq, commit_ts_us=0, events=0, gtid="", trace=NOT_TRACED
             )
-        end = Position(self.begin.timeline, next_file, 4) if next_file else Position(
-            self.begin.timeline, self.begin.file, self.end
-        )  # fmt: skip
+        end = (
+            Position(self.begin.timeline, next_file, 4)
+            if next_file
+            else Position(self.begin.timeline, self.begin.file, self.end)
+        )
         columns, count = self._entries, len(self._entries)
-        gtid = self._gtid_texts()
+        gtids = EntryGtids(tuple(self._prefixes), columns["name"], columns["number"])
         rows = np.zeros(count, dtype=np.int64)
         size_bytes = np.full(count, ENTRY_BYTES, dtype=np.int64)
-        named = pc.if_else(pc.equal(gtid, ""), pa.scalar(None, pa.string()), gtid)
         built, isolated = self._rows.build(
-            EntryColumns(columns["seq"], columns["ts"], named), self._source, self.begin, isolates
+            EntryColumns(columns["seq"], columns["ts"], gtids.texts()), self._source, self.begin, isolates
         )
         if isolated:
             self.leave_out(ISOLATED, isolated)
@@ -226,37 +194,23 @@ class BlockBuilder:
             events=columns["events"],
             rows=rows,
             size_bytes=size_bytes,
-            gtid=gtid,
+            gtids=gtids,
             trace=columns["trace"],
             trace_crc=columns["trace_crc"],
         )
         _require_partition(entries, self.begin.offset, self.end, f"{self._source}, {self.begin}")
-        return Block(
-            self._source, self.begin, end, entries, tuple(tables), dict(self._left_out), tuple(self._notes),
+        block = Block(
+            self._source,
+            self.begin,
+            end,
+            entries,
+            tuple(tables),
+            dict(self._left_out),
+            tuple(self._notes),
             happened=tuple(self._happened),
-        )  # fmt: skip
-
-    def _gtid_texts(self) -> pa.StringArray:
-        """The GTID of each entry, "" where there is none."""
-        name, low, high = self._entries["name"], self._entries["low"], self._entries["high"]
-        joined = written(self._prefixes, name, low, high)
-        if not self._gtids:
-            return joined
-        mask = np.zeros(len(self._entries), np.bool_)
-        mask[list(self._gtids)] = True
-        others = [compact(self._gtids[entry]) for entry in sorted(self._gtids)]
-        return pc.replace_with_mask(joined, pa.array(mask), pa.array(others, pa.string()))
-
-
-def _run_text(prefix: str, low: int, high: int) -> str:
-    return f"{prefix}{low}" if low == high else f"{prefix}{low}-{high}"
-
-
-def _run_texts(groups: OrdinaryTransactions, first: int, count: int) -> list[str]:
-    return [
-        _run_text(groups.prefixes[int(groups.runs.name[k])], int(groups.runs.low[k]), int(groups.runs.high[k]))
-        for k in range(first, first + count)
-    ]
+        )
+        self.restart(end)
+        return block
 
 
 def _require_partition(entries: Entries, begin: int, end: int, where: str) -> None:

@@ -19,8 +19,10 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import file_number, order_key
 from cdc_core.source.schemas.table_registry import TableRegistry
 from cdc_core.source.transactions.block_builder import ENTRY_BYTES, OrdinaryTransactions
+from cdc_core.source.transactions.open_block import Blocks
 from cdc_core.source.transactions.pending_changes import ROW_BYTES, MappedTable, PendingRowEvents
-from cdc_core.source.transactions.transaction_assembler import Blocks, TransactionAssembler
+from cdc_core.source.transactions.reading_place import BEGINS
+from cdc_core.source.transactions.transaction_assembler import TransactionAssembler
 from cdc_core.source.wire.event_framer import EventFramer
 
 WAIT_BYTES = 2 << 20
@@ -31,7 +33,7 @@ _ROWS = 1 << 15
 _NAMES = 256
 _MAPS = 1 << 12
 _MAP_BYTES = 8 << 20
-_BEGINS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.MARIADB_GTID})
+_BEGINS = BEGINS - {EventType.GTID_TAGGED}
 _OF_ROWS = frozenset({
     EventType.TABLE_MAP, EventType.ROWS_QUERY, EventType.MARIADB_ANNOTATE_ROWS, EventType.WRITE_ROWS_V1,
     EventType.UPDATE_ROWS_V1, EventType.DELETE_ROWS_V1, EventType.WRITE_ROWS, EventType.UPDATE_ROWS,
@@ -118,15 +120,13 @@ class FastPath:
         self._names = ordinary.GtidNames(np.zeros((_NAMES, 3), np.int64), np.zeros(1, np.int64))
         self._prefixes: list[str] = []
         self._entries = ordinary.EntryArrays(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.EntryArrays._fields))
-        self._runs = ordinary.GtidRuns(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.GtidRuns._fields))
         self._rows = ordinary.RowEvents(*(np.empty(_ROWS, np.int64) for _ in ordinary.RowEvents._fields))
 
     def feed(self, framer: EventFramer) -> Blocks:
         """Feeds everything received: ordinary groups at once, the rest event by event. A caller that stops midway must
         continue with the same generator. Raises what EventFramer.next_event and TransactionAssembler.feed raise."""
-        assembler = self._assembler
-        assembler.mariadb = framer.mariadb
-        assembler.format_crc = framer.format_crc or assembler.format_crc
+        assembler, place = self._assembler, self._assembler.place
+        place.format_crc = framer.format_crc or place.format_crc
         while True:
             # First the open group, as most of a large transaction is row events. If none is open, or the next event
             # is not a row event, nothing is taken.
@@ -145,8 +145,7 @@ class FastPath:
             event = framer.next_event()
             if event is None:
                 return
-            assembler.mariadb = framer.mariadb
-            assembler.format_crc = framer.format_crc or assembler.format_crc
+            place.format_crc = framer.format_crc or place.format_crc
             if assembler.between_groups:
                 self._group += 1  # the event may open one: table ids mean nothing in it yet
             yield from assembler.feed(event)
@@ -173,8 +172,8 @@ class FastPath:
 
     def _take(self, framer: EventFramer) -> Generator[Block, None, int]:
         """Takes ordinary groups from the first framed event on; returns why there are no more."""
-        assembler, events = self._assembler, framer.events
-        builder = assembler.builder
+        assembler, events = self._assembler, framer.framed
+        block, builder = assembler.block, assembler.block.builder
         if not self._knows(events, _BEGINS) or framer.file != builder.begin.file:
             return ordinary.UNUSUAL
         base = order_key(builder.begin.timeline, file_number(framer.file), 0)
@@ -182,14 +181,12 @@ class FastPath:
             events,
             self._maps.columns_of(assembler.cascades.expected_flags),
             self._names,
-            self._limits(assembler.block_bytes - builder.size_bytes),
+            self._limits(block.limit_bytes - builder.size_bytes),
             self._entries,
-            self._runs,
             self._rows,
             self._group,
             base,
             builder.end,
-            builder.in_uncaptured,
             framing.CRC_TABLES,
         )
         self._group = found.group
@@ -198,44 +195,50 @@ class FastPath:
         for number in range(len(self._prefixes), int(self._names.used[0])):
             self._prefixes.append(_prefix(*self._names.rows[number].tolist()))
         entries = ordinary.EntryArrays(*(column[: found.entries] for column in self._entries))
-        runs = ordinary.GtidRuns(*(column[: found.runs] for column in self._runs))
         rows = self._row_events(framer, found.rows)
         entry = self._rows.entry[: found.rows]
-        yield from assembler.extend(
-            OrdinaryTransactions(entries, runs, self._prefixes, rows, entry, found.left_out, found.end)
-        )
+        yield from block.extend(OrdinaryTransactions(entries, self._prefixes, rows, entry, found.left_out, found.end))
         framer.buffer.consume(found.reached - events.first)
         return found.why
 
     def _take_inside(self, framer: EventFramer) -> Generator[Block, None, bool]:
         """Takes ordinary events of the open group from the first framed event on; returns whether there were any."""
-        assembler, events = self._assembler, framer.events
+        assembler, events = self._assembler, framer.framed
         inside = assembler.inside
         if inside is None or not self._knows(events, _OF_ROWS):
             return False
         next_ordinal, budget = inside
         found = ordinary.take_row_events(
-            events, self._maps.columns_of(assembler.cascades.expected_flags), self._limits(budget), self._rows,
-            self._group, next_ordinal, *assembler.trace, framing.CRC_TABLES,
-        )  # fmt: skip
+            events,
+            self._maps.columns_of(assembler.cascades.expected_flags),
+            self._limits(budget),
+            self._rows,
+            self._group,
+            next_ordinal,
+            *assembler.place.trace,
+            framing.CRC_TABLES,
+        )
         if found.reached == events.first:
             return False
         last = found.reached - 1
         yield from assembler.extend_group(
-            self._row_events(framer, found.rows).copied(), self._maps.of_group(self._group),
-            events=found.reached - events.first, ordinal=found.ordinal, left_out=found.left_out,
+            self._row_events(framer, found.rows).copied(),
+            self._maps.of_group(self._group),
+            events=found.reached - events.first,
+            ordinal=found.ordinal,
+            left_out=found.left_out,
             trace=(found.trace, found.trace_crc),
             end=int(events.start[last] + events.length[last]),
-        )  # fmt: skip
+        )
         framer.buffer.consume(found.reached - events.first)
         return True
 
-    def _knows(self, events: ordinary.OrdinaryEvents, codes: frozenset[EventType]) -> bool:
+    def _knows(self, events: framing.FramedEvents, codes: frozenset[EventType]) -> bool:
         """Whether the first event is of these types, and what is known of table maps still holds."""
         return int(events.code[events.first]) in codes and self._generation == self._knowledge
 
     def _limits(self, budget: int) -> ordinary.WeightLimits:
-        return ordinary.WeightLimits(budget, ENTRY_BYTES, ROW_BYTES, self._assembler.block_bytes)
+        return ordinary.WeightLimits(budget, ENTRY_BYTES, ROW_BYTES, self._assembler.block.limit_bytes)
 
     def _row_events(self, framer: EventFramer, count: int) -> PendingRowEvents:
         rows = self._rows

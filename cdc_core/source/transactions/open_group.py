@@ -41,7 +41,7 @@ class OpenGroup:
     notes: list[str] = field(default_factory=list)
     happened: list[tuple[str, Happened]] = field(default_factory=list)
     _savepoints: dict[str, int] = field(default_factory=dict)
-    """For each savepoint, in the order of setting, how many changes the group had."""
+    """How many changes the group had at each savepoint, in the order of setting."""
 
     @property
     def undoable(self) -> bool:

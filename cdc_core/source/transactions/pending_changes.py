@@ -13,13 +13,12 @@ from cdc_core.binlog import ordinary
 from cdc_core.binlog.image_shapes import Defaults
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import TableName, TableSchema
 from cdc_core.model.staged_columns import staged_schema
-from cdc_core.source.wire.growable import Longs
+from cdc_core.source.transactions.growable import Longs
 
 ROW_BYTES = 100
 """Rough overhead of a row, for the decision when a block is large enough."""
-Name = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,7 +37,7 @@ class MappedTable:
         object.__setattr__(self, "row_bytes", 1 + 4 * len(self.schema.columns))
 
     @property
-    def name(self) -> Name:
+    def name(self) -> TableName:
         return self.schema.database, self.schema.table
 
 

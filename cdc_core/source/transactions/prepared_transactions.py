@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import pymysql
 
+from cdc_core.model.schema import TableName
 from cdc_core.mysql.connections import sensible
 from cdc_core.source.host.server_facts import query
-from cdc_core.source.transactions.pending_changes import Name
 from cdc_core.source.transactions.spilled_changes import SpillableChanges
 
 
@@ -21,17 +21,17 @@ class PreparedTransactions:
 
     def __init__(self, find: Callable[[], Mapping[str, SpillableChanges]] | None) -> None:
         self.changes: dict[str, SpillableChanges] = {}
-        self._cascades: dict[str, list[Name]] = {}
+        self._cascades: dict[str, list[TableName]] = {}
         self._find = find
 
     @property
     def memory_bytes(self) -> int:
         return sum(changes.memory_bytes for changes in self.changes.values())
 
-    def keep(self, xid: str, changes: SpillableChanges, cascades: list[Name]) -> None:
+    def keep(self, xid: str, changes: SpillableChanges, cascades: list[TableName]) -> None:
         self.changes[xid], self._cascades[xid] = changes, cascades
 
-    def commit(self, xid: str) -> tuple[SpillableChanges | None, list[Name] | None]:
+    def commit(self, xid: str) -> tuple[SpillableChanges | None, list[TableName] | None]:
         """Ends one; what it changed, None where that is not known."""
         if xid not in self.changes and self._find is not None:
             self.changes = {**self._find(), **self.changes}

@@ -19,6 +19,7 @@ from cdc_core.binlog.rows_event import UPDATE
 from cdc_core.errors import GIVE_UP, DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import TableRows
 from cdc_core.model.position import OFFSET_BITS, Position
+from cdc_core.model.schema import TableName
 from cdc_core.model.staged_columns import (
     FILE,
     GTID,
@@ -33,16 +34,15 @@ from cdc_core.model.staged_columns import (
     TS,
     staged_schema,
 )
+from cdc_core.source.transactions.growable import GrowableBytes, Int64Columns, Longs
 from cdc_core.source.transactions.pending_changes import (
     MappedTable,
-    Name,
     PendingRowEvents,
     PendingRows,
     PendingTruncate,
 )
-from cdc_core.source.wire.growable import GrowableBytes, Int64Columns, Longs
 
-Isolates = Callable[[Name, LockstepError, Position], bool]
+Isolates = Callable[[TableName, LockstepError, Position], bool]
 """Whether to isolate a table from a transaction on, since its rows cannot be decoded."""
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
@@ -84,10 +84,18 @@ class RowBatches:
         stop = len(self._images)
         self._images.data[start:stop] = np.frombuffer(rows.images, np.uint8)
         self._events.append(
-            _number(self._tables, pending.table), start, stop, rows.kind,
-            _number(self._pairs, (rows.present, rows.present_after)), rows.columns, pending.ordinal, entry,
-            event.start, _number(self._files, event.file), rows.partial,
-        )  # fmt: skip
+            _number(self._tables, pending.table),
+            start,
+            stop,
+            rows.kind,
+            _number(self._pairs, (rows.present, rows.present_after)),
+            rows.columns,
+            pending.ordinal,
+            entry,
+            event.start,
+            _number(self._files, event.file),
+            rows.partial,
+        )
 
     def extend(self, events: PendingRowEvents, entry: Longs | int) -> None:
         """Many row events. entry: of each, or of all."""
@@ -109,10 +117,19 @@ class RowBatches:
             full = all_columns(table.table_map.columns)
             pairs[at, change] = _number(self._pairs, (full, full if change == UPDATE else b""))
         self._events.extend(
-            len(events), table=number[events.table], start=start, stop=stop, change=events.change,
-            pair=pairs[events.table, events.change], columns=columns[events.table], ordinal=events.ordinal,
-            entry=entry, offset=events.offset, file=_number(self._files, events.file), partial=0,
-        )  # fmt: skip
+            len(events),
+            table=number[events.table],
+            start=start,
+            stop=stop,
+            change=events.change,
+            pair=pairs[events.table, events.change],
+            columns=columns[events.table],
+            ordinal=events.ordinal,
+            entry=entry,
+            offset=events.offset,
+            file=_number(self._files, events.file),
+            partial=0,
+        )
 
     def add_truncate(self, pending: PendingTruncate, entry: int) -> None:
         self._truncates.append((entry, pending))
@@ -128,8 +145,8 @@ class RowBatches:
         parts = [
             (table, events, self._try_decode(table, events, entries, source)) for table, events in self._by_table()
         ]
-        since: dict[Name, int] = {}
-        errors: dict[Name, LockstepError] = {}
+        since: dict[TableName, int] = {}
+        errors: dict[TableName, LockstepError] = {}
         for table, events, found in parts:
             # A table whose definition changed has several parts; their earliest failure counts for all of them.
             if not isinstance(found, TableRows):

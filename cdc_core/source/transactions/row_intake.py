@@ -6,36 +6,32 @@ table is counted under the rule that leaves it out, and marks the captured table
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.event_headers import Event
 from cdc_core.binlog.rows_event import DELETE, DUMMY_TABLE_ID, INSERT, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.schema import TableName
 from cdc_core.source.host import source_faults
-from cdc_core.source.schemas.cascades import Cascades
-from cdc_core.source.schemas.definition_history import LogPoint
+from cdc_core.source.schemas.known_definitions import LogPoint
 from cdc_core.source.schemas.table_registry import TableRegistry
 from cdc_core.source.sql.statement_judge import StatementJudge
 from cdc_core.source.transactions.block_builder import ISOLATED, NOT_INCLUDED
 from cdc_core.source.transactions.open_group import OpenGroup
-from cdc_core.source.transactions.pending_changes import Name, PendingRows
+from cdc_core.source.transactions.pending_changes import PendingRows
 from cdc_core.source.transactions.reading_place import ReadingPlace
 from cdc_core.source.transactions.transaction_grammar import GroupState
 
 
 class RowIntake:
-    """past: only rows of XA transactions are wanted, and nothing is judged."""
+    """In the past (StatementJudge), only rows of XA transactions are wanted, and nothing is judged."""
 
-    def __init__(
-        self, tables: TableRegistry, judge: StatementJudge, cascades: Cascades, place: ReadingPlace, *, past: bool
-    ) -> None:
+    def __init__(self, tables: TableRegistry, judge: StatementJudge, place: ReadingPlace) -> None:
         self._tables = tables
         self._judge = judge
-        self._cascades = cascades
+        self._cascades = judge.cascades
         self._place = place
-        self._past = past
+        self._past = judge.past
 
     def map_table(self, group: OpenGroup, event: Event, *, mariadb: bool) -> None:
         """A table map. Raises as TableRegistry.use, unless the table is isolated for that."""
@@ -43,12 +39,13 @@ class RowIntake:
         if self._past and group.state is not GroupState.XA:
             group.maps[table_id] = None
             return
+        point = LogPoint(group.seq, self._place.after)
         try:
-            table = self._tables.use(event, mariadb=mariadb, point=LogPoint(group.seq, self._place.after))
+            table = self._tables.use(event, point, mariadb=mariadb)
         except (DataAtRisk, Refused) as error:
             if not self._judge.isolates(table_name(event), error, self._place.position(group.start)):
                 raise
-            table = self._tables.use(event, mariadb=mariadb)
+            table = self._tables.use(event, point, mariadb=mariadb)
         group.maps[table_id] = table
         if table is None and self._tables.is_isolated(event.body):
             group.isolated.add(table_id)
@@ -87,7 +84,7 @@ class RowIntake:
         name = self._tables.left_out_name(key)
         return name is not None and bool(self._cascades.changed_with(name))
 
-    def _cascaded(self, group: OpenGroup, event: Event) -> frozenset[Name]:
+    def _cascaded(self, group: OpenGroup, event: Event) -> frozenset[TableName]:
         """The captured tables that foreign keys may change with rows of a table that is not captured."""
         key = group.keys.get(event.body[:6], b"")
         name = self._tables.left_out_name(key)
@@ -95,8 +92,3 @@ class RowIntake:
             return frozenset()
         kind = parse_rows(plain(event)).kind
         return frozenset() if kind == INSERT else self._cascades.changed_by(name, deleted=kind == DELETE)
-
-    def changed_with(self, isolated: Iterable[str]) -> frozenset[Name]:
-        """The captured tables that foreign keys may change with rows of isolated ones."""
-        names = (name.partition(".") for name in isolated)
-        return frozenset().union(*(self._cascades.changed_with((one, other)) for one, _, other in names))

@@ -75,12 +75,12 @@ class Step(Enum):
     DROP_PREPARED = "drop prepared"
     KEEP_PREPARED = "keep prepared"
     ADD_ENTRY = "add entry"
-    """For an event outside of all groups."""
+    """Adds the entry of an event outside of all groups."""
     SET_SAVEPOINT = "set savepoint"
     UNDO_TO_SAVEPOINT = "undo to savepoint"
     JUDGE_DEFINITION = "judge definition"
     JUDGE_ROWS = "judge rows"
-    """Of a statement whose rows are not in the log."""
+    """Judges a statement whose rows are not in the log."""
 
     __hash__ = object.__hash__
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -31,13 +31,11 @@ from cdc_core.binlog.event_headers import (
     split_event,
     type_name,
 )
-from cdc_core.binlog.ordinary import OrdinaryEvents
 from cdc_core.errors import LockstepError, NoEventHere
 from cdc_core.model.position import FIRST_OFFSET, Fingerprint, Position
 from cdc_core.source.host import source_faults
 from cdc_core.source.wire.log_proof import LogProof
 from cdc_core.source.wire.long_event import LongEvent
-from cdc_core.source.wire.receive_buffer import ReceiveBuffer
 
 MAX_DUMP_OFFSET = (1 << 32) - 1
 """COM_BINLOG_DUMP takes a 32-bit offset; for a later position we read the file from its start and skip the events
@@ -70,7 +68,7 @@ class EventFramer:
         known: Fingerprint | None = None,
         max_dump_offset: int = MAX_DUMP_OFFSET,
     ) -> None:
-        self.buffer = ReceiveBuffer()
+        self.buffer = framing.ReceiveBuffer()
         self.ended = False
         self._source = source
         self._proof = LogProof(start, source, known)
@@ -86,17 +84,6 @@ class EventFramer:
         """A dump that begins inside a file sends the file's first events too: FORMAT_DESCRIPTION and, in an encrypted
         file of MariaDB, START_ENCRYPTION. They have no position there."""
         self._long: LongEvent | None = None
-        self._failed: LockstepError | None = None
-
-    @property
-    def failed(self) -> bool:
-        """The next `take` raises an error."""
-        return self._failed is not None
-
-    @property
-    def mariadb(self) -> bool:
-        """Known once the first FORMAT_DESCRIPTION was read."""
-        return self._format is not None and self._format.mariadb
 
     @property
     def checksum_size(self) -> int:
@@ -105,7 +92,7 @@ class EventFramer:
 
     @property
     def format_crc(self) -> int:
-        """Of the file's FORMAT_DESCRIPTION (binlog.events.format_crc); 0 before it came."""
+        """The CRC of the file's FORMAT_DESCRIPTION (event_headers.format_crc); 0 before it came."""
         return self._format_crc
 
     @property
@@ -148,7 +135,7 @@ class EventFramer:
         return len(self.buffer)
 
     @property
-    def events(self) -> OrdinaryEvents:
+    def framed(self) -> framing.FramedEvents:
         """The ordinary events, as the kernels read them."""
         return self.buffer.events(self.checksum_size)
 
@@ -159,53 +146,30 @@ class EventFramer:
 
     # One event
 
-    def take(self, data: bytes) -> list[Event]:
-        """The events that are complete with these bytes.
+    def events(self) -> Iterator[Event]:
+        """The events that are complete with the bytes in the buffer. Raises as `next_event`."""
+        while (event := self.next_event()) is not None:
+            yield event
 
-        Raises what the server's error says (see faults.dump_error); DataAtRisk (source.log_damaged,
-        source.bad_position, source.other_log).
-        """
-        self._receive(data)
-        return self._events_by(self.next_event)
-
-    def take_statements(self, data: bytes) -> list[Event]:
-        """Like `take`, without most events that hold no statement and without those that only begin a transaction.
+    def statements(self) -> Iterator[Event]:
+        """Like `events`, without most that hold no statement and without those that only begin a transaction.
 
         They are verified like any other, but cost little: this is for reading ahead through a long log.
         """
-        self._receive(data)
-        found: list[Event] = []
-
-        def next_statement() -> Event | None:
+        while True:
             while self.ordinary():
-                found.extend(self._framed_statements())
-            return self.next_event()
-
-        return self._events_by(next_statement, found)
-
-    def _receive(self, data: bytes) -> None:
-        if self._failed is not None:
-            raise self._failed
-        while data:
-            free = self.buffer.get_buffer()
-            part, data = data[: len(free)], data[len(free) :]
-            free[: len(part)] = part
-            self.buffer.buffer_updated(len(part))
-
-    def _events_by(self, step: Callable[[], Event | None], found: list[Event] | None = None) -> list[Event]:
-        """What `step` returns until it returns None, after what it adds to `found` itself."""
-        found = [] if found is None else found
-        try:
-            while (event := step()) is not None:
-                found.append(event)
-        except LockstepError as error:
-            if not found:
-                raise
-            self._failed = error  # the events before it go first
-        return found
+                yield from self._framed_statements()
+            event = self.next_event()
+            if event is None:
+                return
+            yield event
 
     def next_event(self) -> Event | None:
-        """The next event; None when it is not complete yet, or the stream has ended. Raises as `take` does."""
+        """The next event; None when it is not complete yet, or the stream has ended.
+
+        Raises what the server's error says (see source_faults.dump_error); DataAtRisk (source.log_damaged,
+        source.bad_position, source.other_log).
+        """
         if self._kept is not None:
             kept, self._kept = self._kept, None
             return kept
@@ -221,8 +185,8 @@ class EventFramer:
         return None
 
     def _framed_statements(self) -> list[Event]:
-        """Of the framed events those with a statement other than BEGIN; drops all of them."""
-        events = self.events
+        """The framed events that have a statement other than BEGIN; drops all framed events."""
+        events = self.framed
         these = slice(events.first, events.stop)
         code, length, end = events.code[these], events.length[these], events.at[these] + events.length[these]
         end = end - events.checksum_size
@@ -236,12 +200,12 @@ class EventFramer:
 
     def _framed(self) -> Event:
         """The first of the framed events."""
-        events = self.events
+        events = self.framed
         event = self._framed_event(events, events.first)
         self.buffer.consume(1)
         return event
 
-    def _framed_event(self, events: OrdinaryEvents, k: int) -> Event:
+    def _framed_event(self, events: framing.FramedEvents, k: int) -> Event:
         buffer = events.buffer
         at, end = int(events.at[k]), int(events.at[k] + events.length[k])
         header = Header(*_HEADER.unpack_from(buffer.data, at))
@@ -382,7 +346,8 @@ class EventFramer:
         gap = (log_pos - self.offset - length) & 0xFFFFFFFF
         if gap == 0:
             return self.offset
-        if self.mariadb and self._after_format and gap <= _START_ENCRYPTION_SIZE:
+        mariadb = self._format is not None and self._format.mariadb
+        if mariadb and self._after_format and gap <= _START_ENCRYPTION_SIZE:
             return self.offset + gap
         raise source_faults.hole(
             f"the next event should begin at {self.offset}, and {type_name(code)} of {length} bytes ends at {log_pos} "

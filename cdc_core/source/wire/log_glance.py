@@ -11,7 +11,6 @@ from cdc_core.config import Source
 from cdc_core.model.position import Position
 from cdc_core.mysql import connections
 from cdc_core.process.leaving import leave_if_told
-from cdc_core.source.sql.log_ahead import Stretch
 from cdc_core.source.wire.log_reader import EndOfLog, LogReader
 
 log = logging.getLogger(__name__)
@@ -30,14 +29,17 @@ class LogGlance:
                 leave_if_told()
                 yield from reader.events(_POLL_S)
 
-    def statements_after(self, begin: Position) -> Generator[Stretch]:
+    def statements_after(self, begin: Position) -> Generator[tuple[Event | None, Position]]:
+        """The statements, each with the position after it, and now and then how far the log is read without one."""
         with self._reader(begin) as reader:
             while True:
                 leave_if_told()
-                found, framer = reader.statements(_POLL_S), reader.framer
-                # What comes before an error is read; where the error is, reading must begin again.
-                end = begin if framer.failed else Position(begin.timeline, framer.file, framer.offset)
-                yield Stretch(found, end)
+                reader.receive(_POLL_S)
+                framer = reader.framer
+                for event in framer.statements():
+                    if event.start >= 0:  # else it names the next file, and is in none
+                        yield event, Position(begin.timeline, event.file, event.start + event.header.length)
+                yield None, Position(begin.timeline, framer.file, framer.offset)
 
     @contextmanager
     def _reader(self, begin: Position) -> Iterator[LogReader]:

@@ -35,7 +35,7 @@ class LogProof:
         return self._known is None
 
     def compare_format(self, file: str, format_crc: int) -> None:
-        """A FORMAT_DESCRIPTION came for a file (binlog.events.format_crc)."""
+        """A FORMAT_DESCRIPTION came for a file (event_headers.format_crc)."""
         known = self._known
         if known is None or known.file != file:
             return

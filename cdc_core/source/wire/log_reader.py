@@ -9,6 +9,7 @@ silently omit them, and positions could not be counted.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -51,8 +52,8 @@ class LogReader:
     host:      the name under which this replica registers itself and claims the server_id; "" to do neither.
     known:     of the log before `start`: it is compared before the reader is used, and another log is refused.
     Raises while opening: Refused (connection.denied, connection.grant, connection.setting), RetryLater
-    (connection.unreachable); Refused (source.server_id_taken) before another extractor's stream
-    is ended; with `known` DataAtRisk (source.other_log) and what `events` raises.
+    (connection.unreachable); Refused (source.server_id_taken) before another extractor's stream is ended; with `known`
+    DataAtRisk (source.other_log) and what `events` raises.
     """
 
     def __init__(
@@ -138,30 +139,14 @@ class LogReader:
         """The server's number of this stream."""
         return int(self._connection.thread_id())  # type: ignore[no-untyped-call]
 
-    @property
-    def mariadb(self) -> bool:
-        """Known once the first FORMAT_DESCRIPTION was read."""
-        return self.framer.mariadb
-
-    def events(self, wait_s: float) -> list[Event]:
-        """What has come, waiting at most `wait_s` for the first byte; [] when nothing did.
+    def events(self, wait_s: float) -> Iterator[Event]:
+        """What has come, waiting at most `wait_s` for the first byte.
 
         Raises EndOfLog; RetryLater (connection.unreachable) when neither event nor heartbeat came for the read
-        timeout or the connection ended; else as EventFramer.take does.
+        timeout or the connection ended; else as EventFramer.next_event does.
         """
-        if not self.framer.failed:
-            self.receive(wait_s)
-        found = self.framer.take(b"")
-        if not found:
-            self._require_more()
-        return found
-
-    def statements(self, wait_s: float) -> list[Event]:
-        """Like `events`, but of ordinary events only those that EventFramer.take_statements returns; [] also when all
-        that came was left out."""
-        if not self.framer.failed:
-            self.receive(wait_s)
-        return self.framer.take_statements(b"")
+        self.receive(wait_s)
+        return self.framer.events()
 
     def receive(self, wait_s: float) -> bool:
         """Waits at most `wait_s` for bytes, and gives `framer` what has come; whether any did. Raises as `events`."""

@@ -44,7 +44,7 @@ class LongEvent:
             self._file.write(part)
 
     def event(self, *, checksum: bool, file: str, start: int) -> Event:
-        """As binlog.events.split_event."""
+        """As event_headers.split_event."""
         where = f"{file}:{start}"
         header = parse_header(self.begin, where)
         require_length(header, self._size, where)

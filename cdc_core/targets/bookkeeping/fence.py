@@ -16,10 +16,10 @@ Reading the table, verifying it and altering it are not writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import Refused, TargetFenced
 from cdc_core.targets.bookkeeping.table_states import (
     ALL,
@@ -27,23 +27,13 @@ from cdc_core.targets.bookkeeping.table_states import (
     Fence,
     TableState,
     change_states,
-    states,
     states_in,
 )
 from cdc_core.targets.reading.sharding import ShardTable
 from cdc_core.targets.reading.table_facts import TableFacts
 
-
-@dataclass(frozen=True, slots=True)
-class FencedTable:
-    """A table of a target. note: of its fence, if there is one."""
-
-    logical: str
-    name: str
-    note: str | None
-
-
-Report = Callable[[FencedTable], None]
+Report = Callable[[str], None]
+"""Receives the name of each table whose fence was changed."""
 
 
 def require_no_fence(cursor: Any, facts: TableFacts, pipeline: str) -> None:
@@ -63,34 +53,23 @@ def fenced(table: str, note: str) -> Refused:
     return TargetFenced(
         f"There is a fence around the table: {note}.",
         where=table,
-        remedy="nothing was written. If Lockstep is to write to this table again, and no application does, lower the "
-        "fence (`lockstep target fence PIPELINE --lower`)",
+        remedy="nothing was written. If a cutover has led an application to this table, this pipeline has done its "
+        "work: pause its runs. If Lockstep is to write to the table again, and no application does, lower the fence "
+        "(`lockstep target fence PIPELINE --lower`)",
     )
 
 
-def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
-    """The physical tables of the logical ones, and their fences. Raises as bookkeeping.states."""
-    return [FencedTable(name, place.name, _note(state.fence)) for name, place, state in states(target, logical)]
-
-
-def let_through_by(target: Target, logical: Sequence[str], among: Callable[[ShardTable], bool]) -> set[str]:
-    """The single pipelines that fences let through. among: which of the tables. Raises as fences."""
-    found = [state.fence for _, place, state in states(target, logical) if among(place)]
-    return {fence.passes for fence in found if fence is not None} - {"", ALL}
-
-
 def raise_fences(
-    target: Target, logical: Sequence[str], note: str, report: Report = lambda table: None, *, owner: str = ""
+    target: MysqlTarget, logical: Sequence[str], note: str, report: Report = lambda name: None, *, owner: str = ""
 ) -> None:
     """Keeps Lockstep's writes out of all physical tables of the logical ones, from the return on. Safe to repeat, also
     after half of it was done; a fence that is up keeps its owner, and lets nobody through. It keeps its note, too,
     unless it has let a pipeline through.
 
-    note: why, in up to NOTE_CHARS characters. report: receives each table as it is fenced. Raises as
-    bookkeeping.change_states.
+    note: why, in up to NOTE_CHARS characters. Raises as table_states.change_states.
     """
 
-    def raised(place: ShardTable, fence: Fence | None) -> Fence:
+    def raised(fence: Fence | None) -> Fence:
         if fence is None:
             return Fence(note[:NOTE_CHARS], owner)
         return replace(fence, note=note[:NOTE_CHARS], passes="") if fence.passes else fence
@@ -98,45 +77,27 @@ def raise_fences(
     _change(target, logical, raised, report)
 
 
-def bar(target: Target, logical: Sequence[str], pipeline: str, note: str, owner: str) -> None:
+def bar(target: MysqlTarget, logical: Sequence[str], pipeline: str, note: str, owner: str) -> None:
     """Keeps one pipeline out of the tables until `admit` lets it in; other fences around them stay as they are. Safe to
     repeat. Raises as raise_fences."""
 
-    def barred(place: ShardTable, fence: Fence | None) -> Fence:
+    def barred(fence: Fence | None) -> Fence:
         return replace(fence or Fence(note[:NOTE_CHARS], owner, ALL), bars=pipeline)
 
     _change(target, logical, barred)
 
 
-def lower_fences(target: Target, logical: Sequence[str], report: Report = lambda table: None) -> None:
+def lower_fences(target: MysqlTarget, logical: Sequence[str], report: Report = lambda name: None) -> None:
     """Lets Lockstep write to the tables again. Safe to repeat. Raises as raise_fences."""
-    _change(target, logical, lambda place, fence: None, report)
+    _change(target, logical, lambda fence: None, report)
 
 
-def let_through(
-    target: Target,
-    logical: Sequence[str],
-    pipeline: str,
-    owner: str,
-    among: Callable[[ShardTable], bool] = lambda place: True,
-) -> None:
-    """Fences let a pipeline through, and no other. owner: of those that are nobody's. among: which of the tables. Safe
-    to repeat. Raises as raise_fences."""
-
-    def let(place: ShardTable, fence: Fence | None) -> Fence | None:
-        if fence is None or fence.passes == ALL or not among(place):
-            return fence
-        return replace(fence, passes=pipeline, owner=fence.owner or owner)
-
-    _change(target, logical, let)
-
-
-def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, noted: str = "") -> None:
+def admit(target: MysqlTarget, logical: Sequence[str], pipeline: str, owner: str, *, noted: str = "") -> None:
     """Lets a pipeline write to the tables again: fences that have this owner, or none, are lowered; the others, and
     those that bar another pipeline, let it through. noted: only fences with notes that begin so. Safe to repeat. Raises
     as raise_fences."""
 
-    def admitted(place: ShardTable, fence: Fence | None) -> Fence | None:
+    def admitted(fence: Fence | None) -> Fence | None:
         if fence is None or not fence.note.startswith(noted):
             return fence
         bars = "" if fence.bars == pipeline else fence.bars
@@ -148,18 +109,14 @@ def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, 
 
 
 def _change(
-    target: Target,
+    target: MysqlTarget,
     logical: Sequence[str],
-    change: Callable[[ShardTable, Fence | None], Fence | None],
-    report: Report = lambda table: None,
+    change: Callable[[Fence | None], Fence | None],
+    report: Report = lambda name: None,
 ) -> None:
     def changed(name: str, place: ShardTable, state: TableState) -> TableState | None:
-        fence = change(place, state.fence)
+        fence = change(state.fence)
         return None if fence is None and state.fence is None else replace(state, fence=fence)
 
-    for name, place, state in change_states(target, logical, changed):
-        report(FencedTable(name, place.name, _note(state.fence)))
-
-
-def _note(fence: Fence | None) -> str | None:
-    return None if fence is None else fence.note
+    for _, place, _ in change_states(target, logical, changed):
+        report(place.name)

@@ -1,7 +1,7 @@
 """Gates: triggers by which every write to a table fails, except Lockstep's own.
 
 If an application that was switched still writes to an old table from some forgotten place, it gets an error, and loses
-no rows. A table has three: for INSERT, UPDATE and DELETE. Sessions that set `@lockstep_writes` pass (target.load sets
+no rows. A table has three: for INSERT, UPDATE and DELETE. Sessions that set `@lockstep_writes` pass (load.py sets
 it). TRUNCATE and DDL pass as well: they fire no trigger.
 
 The triggers are created while everybody writes. They read a row of `_lockstep_gate`, in the database of the table: the
@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -43,6 +44,7 @@ from cdc_core.model.readable import counted, some_of
 from cdc_core.mysql.connections import SafeConnection, quote, resolve
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.mysql.session_settings import OWN_WRITES
+from cdc_core.targets.bookkeeping.patience import Patience
 from cdc_core.targets.bookkeeping.table_states import GATES, create, read
 from cdc_core.targets.reading.target_faults import translated
 from cdc_core.targets.writing.load import altering_session
@@ -68,7 +70,7 @@ END
 Table = tuple[str, str]
 """Database and name."""
 Places = Mapping[str, Sequence[Table]]
-"""By server, as the pipeline file names it."""
+"""Tables by server, as the pipeline file names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +87,15 @@ class Gate:
         return bool(self.closed_by) and self.events >= set(EVENTS)
 
 
-def make_gates(places: Places, environ: Mapping[str, str] | None = None, *, patience_s: float = 0.0) -> None:
-    """Makes the triggers that tables lack; gates are open until somebody closes them. patience_s: how long transactions
-    that use a table are waited for.
+def make_gates(places: Places, patience: Patience | None = None) -> None:
+    """Makes the triggers that tables lack; gates are open until somebody closes them. patience: with transactions that
+    use a table; None: they are not waited for.
 
-    Raises Refused (connection.grant), RetryLater (cutover.locked), and target.faults' errors.
+    Raises Refused (connection.grant), RetryLater (cutover.locked), and target_faults' errors.
     """
-    end_s = time.monotonic() + patience_s
+    patience = patience or Patience(0)
     for reference, tables in places.items():
-        with _session(reference, environ) as session, session.cursor() as cursor:
+        with _session(reference) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
                 if not some <= _rows(cursor, database).keys():
                     create(cursor, database, (GATES,))
@@ -104,10 +106,10 @@ def make_gates(places: Places, environ: Mapping[str, str] | None = None, *, pati
             there = _triggers(cursor, tables)
             for place in tables:
                 for event in sorted(set(EVENTS) - there.get(place, {}).keys()):
-                    _create(session, place, event, end_s)
+                    _create(session, place, event, partial(patience.is_over, reference))
 
 
-def _create(session: SafeConnection, place: Table, event: str, end_s: float) -> None:
+def _create(session: SafeConnection, place: Table, event: str, given_up: Callable[[], bool]) -> None:
     name = _name(place[1], event)
     body = _BODY.format(gates=quote(place[0], GATES), row=_row_of(session, place[1]))
     while True:
@@ -121,39 +123,31 @@ def _create(session: SafeConnection, place: Table, event: str, end_s: float) -> 
         except pymysql.err.MySQLError as error:
             if number_of(error) == _EXISTS:  # of a table that had the name before
                 name = f"{PREFIX}{secrets.token_hex(12)}_{event}"
-            elif number_of(error) != 1205 or time.monotonic() >= end_s:
+            elif number_of(error) != 1205 or given_up():
                 raise
             else:
                 time.sleep(random.uniform(0.2, 0.4))  # those who have queued for the table go first
 
 
-def close_gates(places: Places, pipeline: str, token: str, environ: Mapping[str, str] | None = None) -> None:
+def close_gates(places: Places, pipeline: str, token: str) -> None:
     """No write passes from the return on. token: letters and digits. Safe to repeat. Raises as make_gates, which must
     have been called before."""
     change = "closed_by = CONCAT_WS(',', NULLIF(closed_by, ''), %s), pipeline = %s"
-    _update(places, environ, lambda tokens: token not in tokens, change, token, pipeline)
+    _update(places, lambda tokens: token not in tokens, change, token, pipeline)
 
 
-def open_gates(
-    places: Places, environ: Mapping[str, str] | None = None, *, token: str = "", sparing: Collection[str] = ()
-) -> None:
+def open_gates(places: Places, *, token: str = "", sparing: Collection[str] = ()) -> None:
     """Lets everybody write again. token: opens only for whoever has closed with it. sparing: tokens that stay. Safe to
     repeat, also after half of it was done. Raises as make_gates."""
     change = "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))"
-    for one in [token] if token else {by for gate in gates_of(places, environ) for by in gate.closed_by - set(sparing)}:
-        _update(places, environ, lambda tokens, one=one: one in tokens, change, f",{one},")  # type: ignore[misc]
+    for one in [token] if token else {by for gate in gates_of(places) for by in gate.closed_by - set(sparing)}:
+        _update(places, lambda tokens, one=one: one in tokens, change, f",{one},")  # type: ignore[misc]
 
 
-def _update(
-    places: Places,
-    environ: Mapping[str, str] | None,
-    among: Callable[[frozenset[str]], bool],
-    change: str,
-    *arguments: str,
-) -> None:
+def _update(places: Places, among: Callable[[frozenset[str]], bool], change: str, *arguments: str) -> None:
     """Changes rows with these tokens, and locks no others: who writes to their tables may do so for a long time."""
     for reference, tables in places.items():
-        with _session(reference, environ) as session, session.cursor() as cursor:
+        with _session(reference) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
                 names = [one for one, (tokens, _) in _rows(cursor, database).items() if one in some and among(tokens)]
                 if names:
@@ -164,11 +158,11 @@ def _update(
                     )
 
 
-def drop_gates(places: Places, environ: Mapping[str, str] | None = None) -> None:
+def drop_gates(places: Places) -> None:
     """Removes the triggers of gates that are open; of those that a transaction or a backup keeps, none. Safe to repeat.
     Raises as make_gates."""
     for reference, tables in places.items():
-        with _session(reference, environ) as session, session.cursor() as cursor:
+        with _session(reference) as session, session.cursor() as cursor:
             rows = {name: _rows(cursor, name) for name in _by_database(tables)}
             for (database, table), triggers in _triggers(cursor, tables).items():
                 if not rows[database].get(table, (frozenset(), ""))[0]:
@@ -176,11 +170,11 @@ def drop_gates(places: Places, environ: Mapping[str, str] | None = None) -> None
                         cursor.execute(f"DROP TRIGGER IF EXISTS {quote(database, name)}")
 
 
-def gates_of(places: Places, environ: Mapping[str, str] | None = None) -> list[Gate]:
+def gates_of(places: Places) -> list[Gate]:
     """The gates of the tables that are closed, or should be; of tables that are gone, none."""
     found = []
     for reference, tables in places.items():
-        with _session(reference, environ) as session, session.cursor() as cursor:
+        with _session(reference) as session, session.cursor() as cursor:
             rows = {
                 (database, table): row
                 for database, some in _by_database(tables).items()
@@ -192,14 +186,14 @@ def gates_of(places: Places, environ: Mapping[str, str] | None = None) -> list[G
     return found
 
 
-def gated_tables(places: Places, environ: Mapping[str, str] | None = None) -> frozenset[str]:
+def gated_tables(places: Places) -> frozenset[str]:
     """The tables, `database.table`, that somebody has closed, whether writes get through or not."""
-    return frozenset(one.table for one in gates_of(places, environ))
+    return frozenset(one.table for one in gates_of(places))
 
 
-def lost_gates(places: Places, environ: Mapping[str, str] | None = None) -> DataAtRisk | None:
+def lost_gates(places: Places) -> DataAtRisk | None:
     """What is wrong where tables that an application has left take writes again (cutover.gates_gone)."""
-    lost = [one for one in gates_of(places, environ) if not one.closed]
+    lost = [one for one in gates_of(places) if not one.closed]
     if not lost:
         return None
     names = some_of(sorted(one.table for one in lost), 3)
@@ -214,19 +208,19 @@ def lost_gates(places: Places, environ: Mapping[str, str] | None = None) -> Data
     )
 
 
-def require_gates(places: Places, environ: Mapping[str, str] | None = None) -> None:
+def require_gates(places: Places) -> None:
     """Raises DataAtRisk (cutover.gates_gone)."""
-    error = lost_gates(places, environ)
+    error = lost_gates(places)
     if error is not None:
         raise error
 
 
-def require_not_left(places: Places, environ: Mapping[str, str] | None = None, *, but: str = "") -> None:
+def require_not_left(places: Places, *, but: str = "") -> None:
     """Whatever equals tables with gates lacks what the application writes to the tables that it was led to.
 
-    but: a token whose gates do not count. Raises Refused (cutover.left_before), and target.faults' errors.
+    but: a token whose gates do not count. Raises Refused (cutover.left_before), and target_faults' errors.
     """
-    gated = sorted(one.table for one in gates_of(places, environ) if one.closed_by - {but})
+    gated = sorted(one.table for one in gates_of(places) if one.closed_by - {but})
     if gated:
         raise Refused(
             f"The application would be led away from {counted(len(gated), 'table')} with closed gates: "
@@ -292,8 +286,8 @@ def _name(table: str, event: str) -> str:
 
 
 @contextmanager
-def _session(reference: str, environ: Mapping[str, str] | None) -> Iterator[SafeConnection]:
-    with altering_session(resolve(reference, environ), reference) as session:
+def _session(reference: str) -> Iterator[SafeConnection]:
+    with altering_session(resolve(reference), reference) as session:
         try:
             with session.cursor() as cursor:
                 cursor.execute(f"SET SESSION lock_wait_timeout = {_WAIT_S}, innodb_lock_wait_timeout = {_WAIT_S}")
@@ -318,6 +312,7 @@ def _explained(error: pymysql.err.MySQLError, reference: str) -> LockstepError:
             "refused it, or a backup keeps triggers from being created.",
             where=reference,
             code="cutover.locked",
-            remedy="nothing was switched. End that transaction or backup, or wait for its end; then begin again",
+            remedy="nothing was switched. End that transaction or backup, wait for its end, or let the cutover end "
+            "transactions (cutover.open_transactions, cutover.prepared_transactions); then begin again",
         )
     return translated(error, where=reference)

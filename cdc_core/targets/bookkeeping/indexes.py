@@ -10,7 +10,7 @@ The column `due` of the row that table_states.py has of the table says what is t
     [...]  the statements of indexes that are due: each was noted before any was dropped
 
 So wherever a process is killed, the row says what the table lacks. The next process that prepares the table adds that,
-and then forgets it: a job of any run (target.destination), `lockstep target create`, a cutover before it begins.
+and then forgets it: a job of any run (destination.py), `lockstep target create`, a cutover before it begins.
 An index that is there by then, by its name or by its columns, is not added again.
 
 Unique indexes never wait: they decide what is written. Neither do FULLTEXT and SPATIAL ones, nor those on expressions,
@@ -44,8 +44,7 @@ from cdc_core.targets.bookkeeping.table_states import (
     states_in,
     tables_locked,
 )
-from cdc_core.targets.reading.server_words import reason
-from cdc_core.targets.reading.target_faults import denied, translated, translating
+from cdc_core.targets.reading.target_faults import denied, reason, translated, translating
 from cdc_core.targets.tables.definition_sql import PlannedTable
 from cdc_core.targets.tables.table_definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.targets.writing.load import IDLE_S, altering_session, asking_session
@@ -108,7 +107,7 @@ def _note_due(cursor: Any, database: str, table: str, due: tuple[DueIndex, ...] 
 
 def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
     """Drops the indexes that may wait, if Lockstep has made the table and it is empty; whether it did. The caller has
-    the table's lock, and the session the settings of session.WRITING.
+    the table's lock, and the session the settings of session_settings.WRITING.
 
     If the server refuses to drop them, they stay. Raises PyMySQL's errors, after which they may be due.
     """
@@ -315,12 +314,12 @@ Places = Mapping[str, Sequence[tuple[str, str]]]
 """Physical tables, with their databases, by server: as the pipeline file names it."""
 
 
-def with_due(places: Places, environ: Mapping[str, str] | None = None, *, later: bool = False) -> list[IndexedTable]:
+def with_due(places: Places, *, later: bool = False) -> list[IndexedTable]:
     """Those of the tables that have indexes that are due; later: or that may be. Raises what connecting raises, and
-    what target.faults makes of the servers' errors."""
+    what target_faults makes of the servers' errors."""
     found = []
     for reference, tables in places.items():
-        server = resolve(reference, environ)
+        server = resolve(reference)
         with asking_session(server, reference) as connection, connection.cursor() as cursor:
             states = {database: states_in(cursor, database) for database in dict(tables)}
         for database, table in tables:
@@ -330,10 +329,10 @@ def with_due(places: Places, environ: Mapping[str, str] | None = None, *, later:
     return found
 
 
-def settle(places: Places, environ: Mapping[str, str] | None = None) -> None:
+def settle(places: Places) -> None:
     """Builds what is due in these tables, after which none of their indexes ever waits again. Raises RetryLater
     (target.busy), Refused (target.definition), and as `with_due`."""
-    for table in with_due(places, environ, later=True):
+    for table in with_due(places, later=True):
         with translating(table.name), _alone(table, SETTLE_WAIT_S) as connection:
             build(connection, table.database, table.table)
 

@@ -4,7 +4,7 @@ A table may have rows from before the first run of a stage: somebody's own, or t
 versions, deleted keys and marks. No copy and no change contains a row that the stage does not know, so no run would
 ever remove it. So the first run of a stage stops before such a table, until `existing` of the target says what to do:
 `replace` empties the table, `keep` leaves it as it is. The run then notes the stage, and no later run asks again; a
-stage keeps its name (stage.start) when meta is lost and rebuilt.
+stage keeps its name (start_record) when meta is lost and rebuilt.
 
 A table that this pipeline has written, by meta, is its own, whatever is noted: it may have been renamed. A target that
 somebody has filled by other means (`lockstep stage purge --seeded`) is the pipeline's own, too, and so is a table whose
@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import ExistingRows
 from cdc_core.mysql.connections import SafeConnection, quote, resolve, utf8_literal
 from cdc_core.targets.bookkeeping.fence import require_let_through
@@ -87,7 +87,7 @@ def _left(database: str, table: str, there: Ours, *others: str) -> dict[str, str
     return {quote(database, name): where for name, where in places.items()}
 
 
-def require_answer(target: Target, writer: Writer, logical: str, table: str) -> None:
+def require_answer(target: MysqlTarget, writer: Writer, logical: str, table: str) -> None:
     """For a table that has rows, and is not the writer's. Raises Refused (target.existing)."""
     if target.existing == "replace" and logical in writer.in_part:
         raise ExistingRows(
@@ -108,17 +108,12 @@ def require_answer(target: Target, writer: Writer, logical: str, table: str) -> 
         )
 
 
-def take(
-    target: Target,
-    tables: Collection[PlacedTable],
-    writer: Writer,
-    environ: Mapping[str, str] | None = None,
-) -> None:
+def take(target: MysqlTarget, tables: Collection[PlacedTable], writer: Writer) -> None:
     """Notes that the writer may write to tables, which come with their logical names. If the target says `replace`, it
     first empties those that the writer has never written and brings as a whole. Safe to repeat, and beside others that
     do the same. Raises Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
     for reference, mine in by_server(target, tables):
-        with altering_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
+        with altering_session(resolve(reference), reference) as connection, connection.cursor() as cursor:
             for database in dict.fromkeys(place.database for _, place in mine):
                 create(cursor, database, (STATES,))
             for logical, place in mine:

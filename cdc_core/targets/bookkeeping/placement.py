@@ -1,33 +1,23 @@
 """Which rows a table of a target is for, kept in the target itself: in the row that table_states.py has of the table.
 
 The first write to a table notes its shard and the layout; every later one requires the same, in its own transaction and
-under the lock of the table. Meta keeps the layouts as well, and refuses a run sooner; but meta can be lost, and is then
-rebuilt from the stage, which knows nothing of shards. A run under another sharding would otherwise write rows to other
-tables than those that have them, and no error would tell.
+under the lock of the table. Meta can be lost, and is then rebuilt from the stage, which knows nothing of shards. A run
+under another sharding would otherwise write rows to other tables than those that have them, and no error would tell. (A
+run that finds other names in the rules is stopped by apply.lost_writes.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import DataAtRisk
 from cdc_core.targets.bookkeeping.fence import require_let_through
-from cdc_core.targets.bookkeeping.table_states import NOTHING, TableState, change_states, note, states, states_in
+from cdc_core.targets.bookkeeping.table_states import NOTHING, TableState, change_states, note, states_in
 from cdc_core.targets.reading.sharding import ShardTable
 from cdc_core.targets.reading.table_facts import TableFacts
-
-
-@dataclass(frozen=True, slots=True)
-class TablePlacement:
-    """A table of a target. noted: for which rows it was written; None if nothing tells. wanted: what the rules say."""
-
-    logical: str
-    name: str
-    noted: str | None
-    wanted: str
 
 
 def begin_write(cursor: Any, facts: TableFacts, pipeline: str, placement: str) -> None:
@@ -48,24 +38,17 @@ def misplaced(name: str, noted: str, wanted: str) -> DataAtRisk:
         "place, beside their newer versions.",
         where=name,
         code="target.layout",
-        remedy="restore the former sharding and names; or give the target a new name and new tables (`lockstep "
-        "reshard`); or, if every row already is where it belongs, `lockstep target layout PIPELINE --accept TABLE`",
+        remedy="restore the former sharding and names; or give the target a new name and new tables, so that "
+        "everything staged is applied to it; or, if every row already is where it belongs, `lockstep target layout "
+        "PIPELINE --accept TABLE`",
     )
 
 
-def placements(target: Target, logical: Sequence[str]) -> list[TablePlacement]:
-    """The physical tables of the logical ones. Raises as bookkeeping.states."""
-    return [
-        TablePlacement(name, place.name, state.placement, place.placement)
-        for name, place, state in states(target, logical)
-    ]
-
-
 def accept_placements(
-    target: Target, logical: Sequence[str], report: Callable[[str], None] = lambda name: None
+    target: MysqlTarget, logical: Sequence[str], report: Callable[[str], None] = lambda name: None
 ) -> None:
     """From now on every row of these tables is where the rules have it. Tables that were never written are left out.
-    Safe to repeat. Raises as bookkeeping.change_states."""
+    Safe to repeat. Raises as table_states.change_states."""
     accepted: set[str] = set()
 
     def accept(name: str, place: ShardTable, state: TableState) -> TableState | None:

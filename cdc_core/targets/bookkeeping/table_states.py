@@ -24,13 +24,13 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.config import WAY_BACK_SUFFIX, Target
+from cdc_core.config import WAY_BACK_SUFFIX, MysqlTarget
 from cdc_core.errors import TargetBusy
 from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES
 from cdc_core.mysql.connections import quote, resolve
 from cdc_core.mysql.server_errors import NO_TABLE, number_of
 from cdc_core.targets.reading.sharding import PlacedTable, ShardTable, by_server, placed_tables
-from cdc_core.targets.reading.target_faults import denied, sees_nothing_of, translating
+from cdc_core.targets.reading.target_faults import PRIVILEGES, denied, lacks, translating
 from cdc_core.targets.writing.load import altering_session, asking_session
 
 LEDGER = "_lockstep_ledger"
@@ -59,7 +59,7 @@ DEFINITIONS = {
   written BIGINT NOT NULL,
   stale BIGINT NOT NULL,
   absent BIGINT NOT NULL,
-  at TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
+  at TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6),
   number BIGINT NOT NULL,
   PRIMARY KEY (run_id, table_name),
   KEY (table_name, number)
@@ -93,7 +93,7 @@ DEFINITIONS = {
 """,
 }
 OF_A_RUN = (LEDGER, STATES, TRUNCATES, MARKS)
-"""Those that a run needs."""
+"""The tables that a run needs."""
 
 
 def create(cursor: Any, database: str, names: Collection[str]) -> None:
@@ -121,7 +121,7 @@ def read(
         cursor.execute(f"SELECT {columns} FROM {quote(database, name)}{where and f' WHERE {where}'}", arguments or None)
     except pymysql.err.MySQLError as error:
         if denied(error):
-            raise sees_nothing_of(cursor, database) from None
+            raise lacks(cursor, database, PRIVILEGES, where=database) from None
         if number_of(error) not in NO_TABLE:
             raise
         return []
@@ -213,8 +213,14 @@ def note(cursor: Any, database: str, table: str, before: TableState | None, afte
     fence = after.fence or Fence("", "")
     due = None if after.due is None else json.dumps([asdict(index) for index in after.due], ensure_ascii=False)
     values = (
-        after.placement, " ".join(after.stages), after.fence and fence.note, fence.owner, fence.passes, fence.bars, due,
-    )  # fmt: skip
+        after.placement,
+        " ".join(after.stages),
+        after.fence and fence.note,
+        fence.owner,
+        fence.passes,
+        fence.bars,
+        due,
+    )
     if before is None:
         marks = ", ".join(["%s"] * (len(_COLUMNS) + 1))
         cursor.execute(
@@ -233,8 +239,8 @@ PlacedState = tuple[str, ShardTable, TableState]
 """A logical table, one of its physical tables, and what is noted of that."""
 
 
-def states(target: Target, logical: Collection[str]) -> list[PlacedState]:
-    """Of the physical tables of the logical ones. Raises what connections.connect raises, and what target.faults makes
+def states(target: MysqlTarget, logical: Collection[str]) -> list[PlacedState]:
+    """Of the physical tables of the logical ones. Raises what connections.connect raises, and what target_faults makes
     of the servers' errors."""
     found: list[PlacedState] = []
     for reference, tables in by_server(target, placed_tables(target, logical)):
@@ -245,7 +251,7 @@ def states(target: Target, logical: Collection[str]) -> list[PlacedState]:
 
 
 def change_states(
-    target: Target, logical: Collection[str], change: Callable[[str, ShardTable, TableState], TableState | None]
+    target: MysqlTarget, logical: Collection[str], change: Callable[[str, ShardTable, TableState], TableState | None]
 ) -> Iterator[PlacedState]:
     """Notes for each physical table what `change` makes of its state, while nobody writes to it; None: no change.
     Yields each with its state afterwards. Safe to repeat. Raises RetryLater (target.busy) when a write to a table does
@@ -263,7 +269,7 @@ def change_states(
                 yield name, place, after or before or NOTHING
 
 
-def alone(target: Target, logical: Collection[str]) -> Iterator[tuple[Any, str, list[PlacedTable]]]:
+def alone(target: MysqlTarget, logical: Collection[str]) -> Iterator[tuple[Any, str, list[PlacedTable]]]:
     """The tables of one database after the other, while nobody else writes to them: a cursor, the database, and the
     tables with their logical names."""
     for reference, tables in by_server(target, placed_tables(target, logical)):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.model.version import TAKEN_OVER, VERSION_COLUMN
 from cdc_core.mysql.connections import bytes_literal, quote, utf8_literal
 from cdc_core.targets.bookkeeping.table_states import TRUNCATES, alone
@@ -29,9 +29,9 @@ _AT_ONCE = 100_000
 
 
 @translating("versions that others have left")
-def take_over(target: Target, logical: Sequence[str], sources: Collection[str]) -> None:
-    """Lets what other sources than these have left count as older. Safe to repeat, also after half of it was done.
-    Raises as bookkeeping.change_states."""
+def take_over(target: MysqlTarget, logical: Sequence[str], sources: Collection[str]) -> None:
+    """Makes the versions of all other sources than these count as older. Safe to repeat, also after half of it was
+    done. Raises as table_states.change_states."""
     for cursor, database, tables in alone(target, logical):
         names = [place.table for _, place in tables]
         there = ours_beside(cursor.connection, database, names)

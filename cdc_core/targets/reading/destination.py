@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pymysql
 
-from cdc_core.config import Sharding, Target, TargetTable
+from cdc_core.config import MysqlTable, MysqlTarget, Sharding
 from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import VERSION_COLUMN
@@ -31,18 +31,17 @@ from cdc_core.targets.bookkeeping.placement import misplaced
 from cdc_core.targets.bookkeeping.table_states import NOTHING, Fence, TableState, states_in
 from cdc_core.targets.reading.sharding import ShardTable, shard_function, shard_tables, shards_of
 from cdc_core.targets.reading.table_facts import (
-    DatabaseGrants,
     TableFacts,
-    database_grants,
+    engine_problems,
+    lacking_privileges,
     loaded_columns,
-    require_grants,
+    may_alter,
     require_server,
     require_shown_names,
     table_facts,
     table_problems,
 )
-from cdc_core.targets.reading.target_faults import translating
-from cdc_core.targets.tables.row_limits import Engine, engines_of, require_engine, require_room
+from cdc_core.targets.reading.target_faults import PRIVILEGES, lacks, translating
 from cdc_core.targets.tables.target_keys import BYTEWISE, coarser_columns, spelled_apart_in
 from cdc_core.targets.writing.load import Layout, altering_session, documents_of, open_session
 from cdc_core.targets.writing.prepare import Ours, is_prepared, ours_beside, prepare_several, require_store
@@ -73,7 +72,7 @@ class Destination:
 
     target: str
     logical: str
-    rule: TargetTable
+    rule: MysqlTable
     key: tuple[str, ...]
     columns: tuple[str, ...]
     shards: tuple[Shard, ...]
@@ -148,19 +147,18 @@ class TableUse:
 
 
 def open_destination(
-    target: Target,
+    target: MysqlTarget,
     logical: str,
     schemas: Sequence[TableSchema],
     use: TableUse = TableUse(),
-    environ: Mapping[str, str] | None = None,
 ) -> Destination:
     """As checked_destination, of one table alone."""
-    with TargetSurvey(target, [logical], environ) as survey:
+    with TargetSurvey(target, [logical]) as survey:
         return checked_destination(survey, logical, schemas, use)
 
 
 def checked_destination(
-    survey: TargetSurvey, logical: str, schemas: Sequence[TableSchema], use: TableUse, *, space: bool = True
+    survey: TargetSurvey, logical: str, schemas: Sequence[TableSchema], use: TableUse
 ) -> Destination:
     """Checks every physical table of a logical one.
 
@@ -168,9 +166,8 @@ def checked_destination(
     Everything that is wrong is raised as one error (errors.combined). What Lockstep needs in the tables may still be
     lacking: prepared_destinations adds it.
 
-    schemas: the current definitions of the source tables that are routed here. space: asks whether what Lockstep needs
-    fits into the tables (row_row_limits.py), which adding it tells, too. Raises what sharding, facts.* and limits.*
-    raise, and what target.faults makes of the servers' errors.
+    schemas: the current definitions of the source tables that are routed here. Raises what sharding and facts.* raise,
+    and what target_faults makes of the servers' errors.
     """
     target = survey.target
     places = shard_tables(target, logical)
@@ -180,7 +177,7 @@ def checked_destination(
     key = tuple(use.key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas, key)
-    demands = _Demands(logical, tuple(schemas), key, rule, use, space)
+    demands = _Demands(logical, tuple(schemas), key, rule, use)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     for number, reference in enumerate(target.connections):
@@ -207,7 +204,7 @@ def checked_destination(
     )
 
 
-def _as_spelled(rule: TargetTable, schemas: Sequence[TableSchema]) -> TargetTable:
+def _as_spelled(rule: MysqlTable, schemas: Sequence[TableSchema]) -> MysqlTable:
     """The rule with its freshness column as the rows name it: a server takes the name in any letter case."""
     names = {column.name.lower(): column.name for schema in schemas for column in schema.columns}
     named = rule.freshness
@@ -306,17 +303,16 @@ class _Demands:
     logical: str
     schemas: tuple[TableSchema, ...]
     key: tuple[str, ...]
-    rule: TargetTable
+    rule: MysqlTable
     use: TableUse
-    space: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Database:
-    """What a server says of a database of the target."""
+    """What a server says of a database of the target. unsound: tables that cannot roll back."""
 
     facts: Mapping[str, TableFacts]
-    engines: Mapping[str, Engine]
+    unsound: Mapping[str, Refused]
     ours: Ours
     states: Mapping[str, TableState]
 
@@ -325,19 +321,16 @@ class TargetSurvey:
     """What the servers of a target say of several logical tables: each database is asked once for all of them.
 
     Connections stay open until the end of the block; one that fails is opened again when it is next needed. loading:
-    a server that takes no bulk loads is refused (facts.require_server).
+    a server that takes no bulk loads is refused (table_facts.require_server).
     """
 
-    def __init__(
-        self, target: Target, logical: Iterable[str], environ: Mapping[str, str] | None = None, *, loading: bool = True
-    ) -> None:
+    def __init__(self, target: MysqlTarget, logical: Iterable[str], *, loading: bool = True) -> None:
         self.target = target
-        self._environ = environ
         self._loading = loading
         self._tables: dict[tuple[int, str], dict[str, None]] = {}
         self._connections: dict[int, SafeConnection] = {}
         self._databases: dict[tuple[int, str], _Database] = {}
-        self._grants: dict[tuple[int, str], DatabaseGrants] = {}
+        self._lacking: dict[tuple[int, str], tuple[str, ...]] = {}
         for name in logical:
             with suppress(UsageError):  # checked_destination raises it, for the table that it is about
                 for place in shard_tables(target, name):
@@ -356,7 +349,7 @@ class TargetSurvey:
     def asking(self, number: int) -> Iterator[Server]:
         """Around questions to one of the target's servers, whose errors become Lockstep's."""
         reference = self.target.connections[number]
-        server = resolve(reference, self._environ)
+        server = resolve(reference)
         where = f"{reference} ({server})"
         try:
             with translating(where), sensible(reference):
@@ -373,13 +366,6 @@ class TargetSurvey:
         """Within `asking`."""
         return self._connections[number]
 
-    def grants(self, number: int, name: str, *, where: str) -> DatabaseGrants:
-        """Within `asking`: facts.database_grants."""
-        at = number, name
-        if at not in self._grants:
-            self._grants[at] = database_grants(self._connections[number], name, where=where)
-        return self._grants[at]
-
     def database(self, number: int, name: str) -> _Database:
         """Within `asking`."""
         at = number, name
@@ -389,11 +375,18 @@ class TargetSurvey:
                 states = states_in(cursor, name)
             self._databases[at] = _Database(
                 table_facts(connection, name, tables),
-                engines_of(connection, name, tables),
+                engine_problems(connection, name, tables),
                 ours_beside(connection, name, tables),
                 states,
             )
         return self._databases[at]
+
+    def lacking(self, number: int, name: str, *, where: str) -> tuple[str, ...]:
+        """Within `asking`: table_facts.lacking_privileges."""
+        at = number, name
+        if at not in self._lacking:
+            self._lacking[at] = lacking_privileges(self._connections[number], name, where=where)
+        return self._lacking[at]
 
     def ours(self, number: int, name: str) -> Ours:
         """Of a database that was asked: Lockstep's tables there, as they were then."""
@@ -455,11 +448,18 @@ def _inspect(
                 if facts.beside and fence is not None and use.is_let_through(fence):
                     facts = _without_versions(facts)
                 found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
-        sound = [one for one in found.values() if _collect(problems, require_engine, one, known.engines.get(one.table))]
-        granted = _collect(problems, _require_grants, survey, number, database, sound, where)
+        problems += [known.unsound[table] for table in found if table in known.unsound]
+        lacking = survey.lacking(number, database, where=where)
+        sound = [one for name, one in found.items() if name not in known.unsound]
+        bare = [one for one in sound if not (one.versioned or one.beside or one.keyless)]
+        if bare and not may_alter(connection, bare[0], where=where):
+            lacking = tuple(one for one in PRIVILEGES if one in (*lacking, "ALTER"))
+        if lacking:
+            with connection.cursor() as cursor:
+                problems.append(lacks(cursor, database, lacking, where=where))
         states = {place.table: known.states.get(place.table, NOTHING) for place in here}
         strange = {table for table, state in states.items() if not use.owns(demands.logical, state)}
-        asked = sorted(strange & found.keys()) if granted else []
+        asked = [] if lacking else sorted(strange & found.keys())
         held = holding(connection, database, asked, known.ours)
         for place in here:
             new = place.table in strange and (place.table not in held or survey.target.existing == "replace")
@@ -470,9 +470,6 @@ def _inspect(
                 continue
             facts = found[place.table]
             _collect(problems, require_store, connection, facts, known.ours)
-            known_key = all(one.lower() in facts.by_name for one in demands.key)  # otherwise said above
-            if granted and facts in sound and known_key and demands.space:
-                _collect(problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=use.shared)
             yield place, facts, use.owner is None or use.owner.is_in(states[place.table])
 
 
@@ -480,11 +477,6 @@ def _without_versions(facts: TableFacts) -> TableFacts:
     """Versions in the rows are from before the fence, and so older than all that the pipeline writes that it lets
     through: they need not be compared, and the pipeline may keep its own beside the table."""
     return replace(facts, columns=tuple(one for one in facts.columns if one.name.lower() != VERSION_COLUMN))
-
-
-def _require_grants(survey: TargetSurvey, number: int, database: str, tables: Sequence[TableFacts], where: str) -> None:
-    known = survey.grants(number, database, where=where)
-    require_grants(survey.connection(number), tables, temporary_in=database, where=where, known=known)
 
 
 Rules = ParamSpec("Rules")

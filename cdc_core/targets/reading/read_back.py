@@ -19,14 +19,13 @@ import pyarrow.compute as pc
 
 from cdc_core.model.merged_columns import MergedOp
 from cdc_core.model.places import at_places
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, ColumnType, TableSchema
 from cdc_core.model.staged_columns import LITERAL, OP, lacking
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.mysql.connections import SafeConnection
-from cdc_core.targets.reading.table_facts import TableFacts
-from cdc_core.targets.tables.text_columns import version_bytes
+from cdc_core.targets.reading.table_facts import TableFacts, table_name
 from cdc_core.targets.writing.load import Layout, target_name
-from cdc_core.targets.writing.versions import table_name
 
 RANGE_ROWS = 4
 """A range is read if it cannot hold more rows than this for each one that is asked for."""
@@ -45,7 +44,7 @@ def readable(facts: TableFacts, rows: pa.Schema, layout: Layout) -> bool:
         return False
     key = facts.by_name[layout.key[0].lower()]
     primary = [one for one in facts.unique_keys if one.name == "PRIMARY"]
-    if not primary or not primary[0].plain or primary[0].columns != {key.name.lower()}:
+    if not primary or not primary[0].whole or primary[0].columns != (key.name.lower(),):
         return False
     if key.type.base not in INTEGER_BYTES:
         return False

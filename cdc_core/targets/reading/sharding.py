@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.config import ONE_TABLE, Sharding, Target, TargetTable
+from cdc_core.config import ONE_TABLE, MysqlTable, MysqlTarget, Sharding
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 
 log = logging.getLogger(__name__)
@@ -59,12 +59,12 @@ PlacedTable = tuple[str, ShardTable]
 """A logical table, and one of its physical tables."""
 
 
-def placed_tables(target: Target, logicals: Iterable[str]) -> list[PlacedTable]:
+def placed_tables(target: MysqlTarget, logicals: Iterable[str]) -> list[PlacedTable]:
     """Raises as shard_tables."""
     return [(logical, place) for logical in logicals for place in shard_tables(target, logical)]
 
 
-def by_server(target: Target, tables: Iterable[PlacedTable]) -> Iterator[tuple[str, list[PlacedTable]]]:
+def by_server(target: MysqlTarget, tables: Iterable[PlacedTable]) -> Iterator[tuple[str, list[PlacedTable]]]:
     """The tables of each server that has some, with the server as the pipeline file names it."""
     listed = list(tables)
     for number, reference in enumerate(target.connections):
@@ -219,7 +219,7 @@ def _refused(sharding: Sharding, why: str) -> Refused:
     )
 
 
-def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
+def shard_tables(target: MysqlTarget, logical: str) -> tuple[ShardTable, ...]:
     """All physical tables of a logical table, in shard order.
 
     Raises UsageError (config.invalid) if names or servers do not match the shards.
@@ -254,7 +254,7 @@ def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
     return found
 
 
-def require_apart(target: Target, logicals: Iterable[str]) -> None:
+def require_apart(target: MysqlTarget, logicals: Iterable[str]) -> None:
     """Raises Refused (config.table_rule) where two of the logical tables would be one table, and what shard_tables
     raises."""
     seen: dict[tuple[int, str], str] = {}
@@ -262,21 +262,16 @@ def require_apart(target: Target, logicals: Iterable[str]) -> None:
         for place in shard_tables(target, logical):
             other = seen.setdefault((place.connection, place.name), logical)
             if other != logical:
-                raise same_table(target, place, other, logical)
+                raise Refused(
+                    f"{other!r} and {logical!r} would both be the table {place.name} of the target.",
+                    where=f"targets.{target.name}.tables",
+                    code="config.table_rule",
+                    remedy="give them different names in `database` and `table` of their rules; or, if they belong "
+                    "together, one logical name with `routes`",
+                )
 
 
-def same_table(target: Target, place: ShardTable, one: str, other: str) -> Refused:
-    """The error for two logical tables that would be one table of a target."""
-    return Refused(
-        f"{one!r} and {other!r} would both be the table {place.name} of the target.",
-        where=f"targets.{target.name}.tables",
-        code="config.table_rule",
-        remedy="give them different names in `database` and `table` of their rules; or, if they belong together, one "
-        "logical name with `routes`",
-    )
-
-
-def _named(target: Target, logical: str, rule: TargetTable) -> Iterator[ShardTable]:
+def _named(target: MysqlTarget, logical: str, rule: MysqlTable) -> Iterator[ShardTable]:
     tables, former = (rule.sharding.tables, rule.sharding.former) if rule.sharding else (1, None)
     first, dot, rest = logical.partition(".")
     for shard in range(shard_count(rule.sharding)):

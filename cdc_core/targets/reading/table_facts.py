@@ -2,7 +2,7 @@
 (`lockstep check`) and the write job call the same functions, so that what passes here can be written.
 
 A table must exist, have the key (if rows have one) as a unique key, hold every column of the source in a type that
-takes all of its values (target.pairs), and need no values for its other columns. The order of columns is free.
+takes all of its values (type_pairs), and need no values for its other columns. The order of columns is free.
 Generated columns of the source may be plain, generated, or missing in the target.
 """
 
@@ -16,53 +16,13 @@ from typing import Any
 import pymysql
 
 from cdc_core.errors import ColumnsMissing, LockstepError, Refused, TableMissing
-from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
+from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema
 from cdc_core.model.version import VERSION_COLUMN
-from cdc_core.mysql.connections import is_mariadb, quote, sensible, utf8_literal
+from cdc_core.mysql.connections import quote, sensible, utf8_literal
 from cdc_core.mysql.server_errors import number_of
-from cdc_core.targets.reading.target_faults import PRIVILEGES, denied, lacks, translated
+from cdc_core.targets.reading.target_faults import PRIVILEGES, denied, translated
 from cdc_core.targets.tables import type_pairs
-from cdc_core.targets.tables.target_collations import BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class TargetColumn:
-    """A column of a target table. `declared` is the server's own text of the type, charset and collation.
-
-    optional: a row can be inserted without naming it (nullable, a default, auto_increment, or generated).
-    counted:  AUTO_INCREMENT.
-    """
-
-    name: str
-    type: ColumnType
-    declared: str
-    nullable: bool
-    optional: bool
-    generated: bool
-    invisible: bool
-    counted: bool = False
-
-    @property
-    def replaces_null(self) -> bool:
-        """Whether the server silently stores another value for null: the next number, or the current time (MariaDB).
-        Any other NOT NULL column refuses a row that has null."""
-        return not self.nullable and (self.counted or self.type.base == "timestamp")
-
-
-@dataclass(frozen=True, slots=True)
-class UniqueKey:
-    """A unique index. `parts` are (column, prefix length or None); a column of "" is an expression."""
-
-    name: str
-    parts: tuple[tuple[str, int | None], ...]
-
-    @property
-    def columns(self) -> frozenset[str]:
-        return frozenset(column.lower() for column, _ in self.parts)
-
-    @property
-    def plain(self) -> bool:
-        return all(column and length is None for column, length in self.parts)
+from cdc_core.targets.tables.table_definition import ColumnDefinition, DefinitionReader, IndexDefinition
 
 
 @dataclass(frozen=True)
@@ -73,8 +33,8 @@ class TableFacts:
 
     database: str
     table: str
-    columns: tuple[TargetColumn, ...]
-    unique_keys: tuple[UniqueKey, ...]
+    columns: tuple[ColumnDefinition, ...]
+    unique_keys: tuple[IndexDefinition, ...]
     triggers: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
     beside: bool = False
@@ -86,8 +46,8 @@ class TableFacts:
         return f"{self.database}.{self.table}"
 
     @cached_property
-    def by_name(self) -> Mapping[str, TargetColumn]:
-        """By lower-case name: MySQL's column names do not differ by case alone."""
+    def by_name(self) -> Mapping[str, ColumnDefinition]:
+        """Columns by lower-case name: MySQL's column names do not differ by case alone."""
         return {column.name.lower(): column for column in self.columns}
 
     @property
@@ -100,46 +60,19 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
     """Facts about those of the named tables that exist, in three queries."""
     if not tables:
         return {}
-    names = list(tables)
-    marks = ", ".join(["%s"] * len(names))
-    where = f"TABLE_SCHEMA = %s AND TABLE_NAME IN ({marks})"
-    arguments = [database, *names]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME, IS_NULLABLE, "
-            f"COLUMN_DEFAULT, EXTRA FROM information_schema.COLUMNS WHERE {where} "
-            "ORDER BY TABLE_NAME, ORDINAL_POSITION",
-            arguments,
-        )
-        columns: dict[str, list[TargetColumn]] = {}
-        for table, *rest in cursor.fetchall():
-            columns.setdefault(table, []).append(_column(*rest, mariadb=is_mariadb(connection)))
-        cursor.execute(
-            # Not CARDINALITY, for which MySQL opens each table.
-            "SELECT TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS "
-            f"WHERE {where} AND NON_UNIQUE = 0 ORDER BY TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX",
-            arguments,
-        )
-        parts: dict[str, dict[str, list[tuple[str, int | None]]]] = {}
-        for table, index, column, length in cursor.fetchall():
-            parts.setdefault(table, {}).setdefault(index, []).append((column or "", length))
-        cursor.execute(
-            "SELECT EVENT_OBJECT_TABLE, TRIGGER_NAME FROM information_schema.TRIGGERS "
-            f"WHERE TRIGGER_SCHEMA = %s AND EVENT_OBJECT_TABLE IN ({marks})",
-            arguments,
-        )
-        triggers: dict[str, list[str]] = {}
-        for table, trigger in cursor.fetchall():
-            triggers.setdefault(table, []).append(trigger)
+    reader = DefinitionReader(connection, database, list(tables))
+    # Not CARDINALITY, for which MySQL opens each table.
+    indexes = reader.indexes("TABLE_NAME, INDEX_NAME, NON_UNIQUE, COLUMN_NAME, SUB_PART, COLLATION, INDEX_TYPE")
+    triggers = reader.triggers()
     return {
         table: TableFacts(
             database,
             table,
-            tuple(found),
-            tuple(UniqueKey(name, tuple(part)) for name, part in parts.get(table, {}).items()),
-            tuple(sorted(triggers.get(table, ()))),
+            columns,
+            tuple(index for index in indexes.get(table, ()) if index.unique),
+            triggers.get(table, ()),
         )
-        for table, found in columns.items()
+        for table, columns in reader.columns().items()
     }
 
 
@@ -160,39 +93,6 @@ def require_shown_names(connection: pymysql.Connection[Any], names: Iterable[str
             code="config.table_rule",
             remedy=f"name {capital[0].lower()} in `database` and `table` of the rule",
         )
-
-
-def declared_text(declared: str, charset: str | None, collation: str | None) -> str:
-    """Type, character set and collation as in a column's definition."""
-    return declared + (f" CHARACTER SET {charset} COLLATE {collation}" if charset else "")
-
-
-def _column(
-    name: str,
-    declared: str,
-    charset: str | None,
-    collation: str | None,
-    nullable: str,
-    default: Any,
-    extra: str,
-    *,
-    mariadb: bool,
-) -> TargetColumn:
-    words = (extra or "").lower()
-    # MySQL writes DEFAULT_GENERATED for an expression default; MariaDB writes "STORED GENERATED" or "VIRTUAL ...".
-    generated = "virtual generated" in words or "stored generated" in words
-    full = declared_text(declared, charset, collation)
-    optional = nullable == "YES" or default is not None or generated or "auto_increment" in words
-    return TargetColumn(
-        name,
-        parse_column_type(declared, charset=charset or "", collation=collation or "", mariadb=mariadb),
-        full,
-        nullable == "YES",
-        optional,
-        generated,
-        "invisible" in words,
-        "auto_increment" in words,
-    )
 
 
 @sensible("target")
@@ -239,8 +139,8 @@ def table_problems(
             TableMissing(
                 f"The table {name} does not exist on the target, or the account has no privilege to see it.",
                 where=name,
-                remedy="`lockstep target create` creates it, with all keys and defaults; or "
-                f"create it there: {create_table(name, schema, key, mariadb=mariadb)};",
+                remedy="`lockstep target create` creates it, with all keys and defaults, or prints the statement "
+                "(`--dry-run`)",
             )
         ]
     new_key = _new_key(facts, key, schema, mariadb=mariadb) if key else None
@@ -289,11 +189,11 @@ def table_problems(
     return found
 
 
-def _optional(facts: TableFacts, column: TargetColumn) -> str:
+def _optional(facts: TableFacts, column: ColumnDefinition) -> str:
     """How a row becomes possible that does not have a value for the target's own column."""
     if any(column.name.lower() in unique.columns for unique in facts.unique_keys):
         return f"give {column.name} a default, or drop it from the target and its unique keys"
-    return f"ALTER TABLE {_quoted(facts)} MODIFY {quote(column.name)} {column.declared} NULL"
+    return f"ALTER TABLE {table_name(facts)} MODIFY {quote(column.name)} {column.declared} NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +213,8 @@ def _new_key(facts: TableFacts, key: Sequence[str], schema: TableSchema, *, mari
     if _has_key(facts, key) or primary is None:
         return None
     source = {column.name.lower(): column for column in schema.columns}
-    gone = [facts.by_name[one] for one in sorted(primary.columns) if one in facts.by_name and one not in source]
-    if any(column.optional for column in gone) or not primary.plain:
+    gone = [facts.by_name[one] for one in sorted(set(primary.columns)) if one in facts.by_name and one not in source]
+    if any(column.optional for column in gone) or not primary.whole:
         return None
     added = [source[one.lower()] for one in key if one.lower() in source and one.lower() not in facts.by_name]
     clauses = [
@@ -323,7 +223,7 @@ def _new_key(facts: TableFacts, key: Sequence[str], schema: TableSchema, *, mari
         *(f"MODIFY {quote(column.name)} {column.declared} NULL" for column in gone),
     ]
     return _NewKey(
-        former=", ".join(column for column, _ in primary.parts),
+        former=", ".join(part.column for part in primary.parts),
         clauses=", ".join(clauses),
         columns=frozenset([*(one.name.lower() for one in added), *(one.name.lower() for one in gone)]),
         emptied=bool(added),
@@ -332,20 +232,20 @@ def _new_key(facts: TableFacts, key: Sequence[str], schema: TableSchema, *, mari
 
 def _has_key(facts: TableFacts, key: Sequence[str]) -> bool:
     wanted = frozenset(one.lower() for one in key)
-    return any(unique.plain and unique.columns == wanted for unique in facts.unique_keys)
+    return any(unique.whole and frozenset(unique.columns) == wanted for unique in facts.unique_keys)
 
 
 def _key_problems(facts: TableFacts, key: Sequence[str], new: _NewKey | None) -> Iterator[Refused]:
     if not _has_key(facts, key):
         what = f"{facts.name} has no unique key over exactly ({', '.join(key)})"
-        remedy = f"ALTER TABLE {_quoted(facts)} ADD UNIQUE KEY ({', '.join(map(quote, key))})"
+        remedy = f"ALTER TABLE {table_name(facts)} ADD UNIQUE KEY ({', '.join(map(quote, key))})"
         if new is not None:
             what += f"; its primary key is ({new.former})"
-            remedy = f"ALTER TABLE {_quoted(facts)} {new.clauses}"
+            remedy = f"ALTER TABLE {table_name(facts)} {new.clauses}"
             if new.emptied:
                 remedy = (
                     f"the rows there have no values for the new key: if all of them come from this source, "
-                    f"TRUNCATE TABLE {_quoted(facts)}; {remedy}; and copy the table again (`lockstep snapshot`), "
+                    f"TRUNCATE TABLE {table_name(facts)}; {remedy}; and copy the table again (`lockstep snapshot`), "
                     "unless its copy is pending"
                 )
         yield ColumnsMissing(f"{what}.", where=facts.name, remedy=remedy)
@@ -355,7 +255,7 @@ def _key_problems(facts: TableFacts, key: Sequence[str], new: _NewKey | None) ->
             yield ColumnsMissing(
                 f"The key column {column.name} of {facts.name} may be null, and nulls are never equal.",
                 where=facts.name,
-                remedy=f"ALTER TABLE {_quoted(facts)} MODIFY {quote(column.name)} {column.declared} NOT NULL",
+                remedy=f"ALTER TABLE {table_name(facts)} MODIFY {quote(column.name)} {column.declared} NOT NULL",
             )
 
 
@@ -377,14 +277,14 @@ def loaded_columns(facts: TableFacts, schema: TableSchema) -> tuple[str, ...]:
 
 
 def written_columns(facts: TableFacts, columns: Sequence[str]) -> tuple[str, ...]:
-    """Those of the rows' columns that a statement may assign: generated columns compute their own values."""
+    """The columns of the rows that a statement may assign: generated columns compute their own values."""
     return tuple(name for name in columns if not facts.by_name[name.lower()].generated)
 
 
 def _column_problem(
     facts: TableFacts,
     column: Column,
-    there: TargetColumn | None,
+    there: ColumnDefinition | None,
     at: str,
     *,
     in_key: bool,
@@ -399,7 +299,7 @@ def _column_problem(
         return ColumnsMissing(
             f"The source's column {column.name} ({column.type}) is missing in {facts.name}.",
             where=facts.name,
-            remedy=f"ALTER TABLE {_quoted(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)} {at}",
+            remedy=f"ALTER TABLE {table_name(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)} {at}",
         )
     problem = type_pairs.problem(column.type, there.type)
     if there.generated:
@@ -419,10 +319,10 @@ def _column_problem(
         return None
     kind = there.type if problem == type_pairs.NULLS else type_pairs.widened(column.type, there.type, mariadb=mariadb)
     null = "NOT NULL" if not there.nullable and problem != type_pairs.NULLS else "NULL"
-    remedy = f"ALTER TABLE {_quoted(facts)} MODIFY {quote(there.name)} {declaration(kind)} {null}"
+    remedy = f"ALTER TABLE {table_name(facts)} MODIFY {quote(there.name)} {declaration(kind)} {null}"
     if problem == type_pairs.DIFFER and not in_key:
         remedy += (
-            f". If the server refuses that because of the values that are there: ALTER TABLE {_quoted(facts)} "
+            f". If the server refuses that because of the values that are there: ALTER TABLE {table_name(facts)} "
             f"DROP COLUMN {quote(there.name)}, ADD COLUMN {quote(there.name)} {declaration(kind)} NULL, then "
             "`lockstep snapshot PIPELINE TABLE`, and the next run fills it"
         )
@@ -442,126 +342,55 @@ def declaration(kind: ColumnType) -> str:
     return text
 
 
-def column_definition(column: Column, *, mariadb: bool, key: bool = False) -> str:
-    """A source's column as a plain column of a target. key: values that differ on the source must differ there too."""
+def column_definition(column: Column, *, mariadb: bool) -> str:
+    """A source's column as a plain column of a target."""
     kind = type_pairs.native(column.type, mariadb=mariadb)
     unknown = "_0900_" in kind.collation if mariadb else "uca1400" in kind.collation or "nopad" in kind.collation
     if unknown:
-        # Not <charset>_bin, to which trailing spaces make no difference.
-        apart = replace(kind, charset="utf8mb4", collation=BYTES[mariadb])
-        kind = apart if key else replace(kind, collation="")
-    return f"{quote(column.name)} {declaration(kind)} {'NULL' if column.nullable and not key else 'NOT NULL'}"
+        kind = replace(kind, collation="")
+    return f"{quote(column.name)} {declaration(kind)} {'NULL' if column.nullable else 'NOT NULL'}"
 
 
-def create_table(name: str, schema: TableSchema, key: Sequence[str], *, mariadb: bool) -> str:
-    """A CREATE TABLE with the source's columns; generated ones are plain. No defaults: rows have all values."""
-    wanted = {one.lower() for one in key}
-    parts = [
-        column_definition(column, mariadb=mariadb, key=column.name.lower() in wanted)
-        for column in schema.columns
-        if column.name.lower() != VERSION_COLUMN
-    ]
-    if key:
-        parts.append(f"PRIMARY KEY ({', '.join(map(quote, key))})")
-    return f"CREATE TABLE {'.'.join(map(quote, name.split('.', 1)))} ({', '.join(parts)}) ENGINE=InnoDB"
+def table_name(facts: TableFacts) -> str:
+    """In SQL."""
+    return quote(facts.database, facts.table)
 
 
-def _quoted(facts: TableFacts) -> str:
-    return f"{quote(facts.database)}.{quote(facts.table)}"
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseGrants:
-    """lacks: privileges on a whole database that the account lacks. has: those that it has on every table of it."""
-
-    lacks: tuple[str, ...]
-    has: frozenset[str]
-
-
-@sensible("target")
-def database_grants(connection: pymysql.Connection[Any], database: str, *, where: str) -> DatabaseGrants:
-    """Raises as require_grants.
-
-    PREPARE checks the privileges of its statement and runs nothing. A statement on a table that does not exist fails
-    for lack of the privilege first: only who has it on the whole database is told that there is no such table.
-    """
-    lacking, has = [], set()
-    with connection.cursor() as cursor:
-        probe = f"{quote(database)}._lockstep_check"
-        for privilege, statement in _EVERYWHERE.items():
-            try:
-                cursor.execute(statement.format(probe))
-            except pymysql.err.MySQLError as error:
-                if number_of(error) == _NO_SUCH_TABLE:
-                    has.add(privilege)
-                elif not denied(error):
-                    raise translated(error, where=where) from None
-        if not _may(cursor, f"CREATE TEMPORARY TABLE {probe} (n INT PRIMARY KEY)", where):
-            lacking.append("CREATE TEMPORARY TABLES")
-        else:
-            cursor.execute(f"DROP TEMPORARY TABLE {probe}")
-        cursor.execute(f"SET @_lockstep_check = {utf8_literal(f'CREATE TABLE {probe} (n INT PRIMARY KEY)')}")
-        if not _may(cursor, "PREPARE _lockstep_check FROM @_lockstep_check", where):
-            lacking.append("CREATE")
-    return DatabaseGrants(tuple(lacking), frozenset(has))
-
-
-_NO_SUCH_TABLE = 1146
-_EVERYWHERE = {
+_NO_SUCH_TABLE, _DUPLICATE_COLUMN = 1146, 1060
+_PROBES = {
     "SELECT": "SELECT 1 FROM {} WHERE FALSE",
     "INSERT": "EXPLAIN INSERT INTO {} VALUES (1)",
     "UPDATE": "EXPLAIN UPDATE {} SET n = n WHERE FALSE",
     "DELETE": "EXPLAIN DELETE FROM {} WHERE FALSE",
 }
+"""Statements on a table that does not exist. Without the privilege they fail for lack of it: only an account that has
+it on the whole database is told that there is no such table."""
 
 
 @sensible("target")
-def require_grants(
-    connection: pymysql.Connection[Any],
-    facts: Iterable[TableFacts],
-    *,
-    temporary_in: str,
-    where: str,
-    known: DatabaseGrants | None = None,
-) -> None:
-    """Raises Refused (connection.grant), which names each privilege that the account lacks, and what target.faults
-    makes of
-    other errors, such as those of a server that takes no writes now.
-
-    known: what database_grants says, if that is known. Single tables are asked for what it does not have everywhere.
-    EXPLAIN checks the privileges of its statement and runs nothing; the ALTER always fails, for lack of the privilege
-    or because the column exists.
-    """
-    tables = list(facts)
-    if known is None:
-        known = database_grants(connection, temporary_in, where=where)
-    lacking = dict.fromkeys(known.lacks)
+def lacking_privileges(connection: pymysql.Connection[Any], database: str, *, where: str) -> tuple[str, ...]:
+    """The privileges on a database that the account lacks; ALTER is that of a table (may_alter). Raises what
+    target_faults makes of other errors, such as those of a server that takes no writes now."""
+    probe = f"{quote(database)}._lockstep_check"
     with connection.cursor() as cursor:
-        for table in tables:
-            lacking |= dict.fromkeys(
-                privilege
-                for privilege, statement in _probes(table)
-                if privilege not in known.has and not _may(cursor, statement, where)
-            )
-        if lacking:
-            cursor.execute("SELECT CURRENT_USER()")
-            (account,) = cursor.fetchone() or ("",)
-            raise lacks(str(account), temporary_in, [one for one in PRIVILEGES if one in lacking], where=where)
+        lacking = {name for name, statement in _PROBES.items() if not _may(cursor, statement.format(probe), where)}
+        if not _may(cursor, f"CREATE TEMPORARY TABLE {probe} (n INT PRIMARY KEY)", where):
+            lacking.add("CREATE TEMPORARY TABLES")
+        else:
+            cursor.execute(f"DROP TEMPORARY TABLE {probe}")
+        # PREPARE checks the privileges of its statement, and runs nothing.
+        cursor.execute(f"SET @_lockstep_check = {utf8_literal(f'CREATE TABLE {probe} (n INT PRIMARY KEY)')}")
+        if not _may(cursor, "PREPARE _lockstep_check FROM @_lockstep_check", where):
+            lacking.add("CREATE")
+    return tuple(name for name in PRIVILEGES if name in lacking)
 
 
-def _probes(table: TableFacts) -> Iterator[tuple[str, str]]:
-    """For each privilege on a table, a statement that needs it and changes nothing."""
-    name, plain = _quoted(table), [quote(column.name) for column in table.columns if not column.generated]
-    yield "SELECT", f"SELECT 1 FROM {name} WHERE FALSE"
-    if plain:
-        yield (
-            "INSERT",
-            f"EXPLAIN INSERT INTO {name} ({', '.join(plain)}) SELECT {', '.join(plain)} FROM {name} WHERE FALSE",
-        )
-        yield "UPDATE", f"EXPLAIN UPDATE {name} SET {plain[0]} = {plain[0]} WHERE FALSE"
-    yield "DELETE", f"EXPLAIN DELETE FROM {name} WHERE FALSE"
-    if not (table.versioned or table.beside or table.keyless):
-        yield "ALTER", f"ALTER TABLE {name} ADD COLUMN {quote(table.columns[0].name)} INT"
+def may_alter(connection: pymysql.Connection[Any], facts: TableFacts, *, where: str) -> bool:
+    """By an ALTER TABLE that always fails, for lack of the privilege or because the column exists. Raises as
+    lacking_privileges."""
+    with connection.cursor() as cursor:
+        statement = f"ALTER TABLE {table_name(facts)} ADD COLUMN {quote(facts.columns[0].name)} INT"
+        return _may(cursor, statement, where)
 
 
 def _may(cursor: Any, statement: str, where: str) -> bool:
@@ -571,9 +400,31 @@ def _may(cursor: Any, statement: str, where: str) -> bool:
     except pymysql.err.MySQLError as error:
         if denied(error):
             return False
-        if number_of(error) != _DUPLICATE_COLUMN:
+        if number_of(error) not in (_NO_SUCH_TABLE, _DUPLICATE_COLUMN):
             raise translated(error, where=where) from None
     return True
 
 
-_DUPLICATE_COLUMN = 1060
+@sensible("target")
+def engine_problems(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> dict[str, Refused]:
+    """For each of the tables that cannot be written in a transaction, and each view, the error (target.definition)."""
+    if not tables:
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT t.TABLE_NAME, t.ENGINE, t.TABLE_TYPE FROM information_schema.TABLES t "
+            "LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE WHERE COALESCE(e.TRANSACTIONS, '') <> 'YES' "
+            f"AND t.TABLE_SCHEMA = %s AND t.TABLE_NAME IN ({', '.join(['%s'] * len(tables))})",
+            [database, *tables],
+        )
+        return {table: _engine_problem(database, table, *row) for table, *row in cursor.fetchall()}
+
+
+def _engine_problem(database: str, table: str, engine: str | None, kind: str) -> Refused:
+    shown = f"has the storage engine {engine}" if engine else f"is a {kind.lower()}"
+    return Refused(
+        f"{database}.{table} {shown}, which cannot roll back: a write that fails half-way would leave rows there.",
+        where=f"{database}.{table}",
+        code="target.definition",
+        remedy=f"ALTER TABLE {quote(database, table)} ENGINE=InnoDB" if engine else "name a table, not a view",
+    )

@@ -1,11 +1,13 @@
 """Errors of a target's server, by their class, as errors of Lockstep: one table for every job and every preflight.
 
 A server's error never leaves a job unchanged. Its class says how to recover: RetryLater is worth an automatic retry,
-Refused needs an operator, DataAtRisk a look at the row.
+Refused needs an operator, DataAtRisk a look at the row. Messages end up in logs, in the meta database and on the page:
+of a text that a message about a rejected row quotes, only the names of columns, keys, constraints and tables are left.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +16,8 @@ from typing import Any
 import pymysql
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, TargetAltered, TargetBusy
-from cdc_core.mysql.connections import quote
+from cdc_core.mysql.connections import one_line, quote
 from cdc_core.mysql.server_errors import ErrorKind, explained, kind_of, said_by
-from cdc_core.targets.reading.server_words import reason
 
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "CREATE TEMPORARY TABLES")
 """All privileges that an account needs on the databases of a target."""
@@ -100,21 +101,17 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     return fault.kind(f"{fault.what}: {said}.", where=where, code=fault.code, remedy=fault.remedy)
 
 
-def lacks(account: str, database: str, privileges: Sequence[str], *, where: str) -> Refused:
+def lacks(cursor: Any, database: str, privileges: Sequence[str], *, where: str) -> Refused:
+    cursor.execute("SELECT CURRENT_USER()")
+    account = str(cursor.fetchone()[0])
     user, _, host = account.rpartition("@")
     listed = ", ".join(privileges)
     return Refused(
-        f"The account {account} lacks {listed} on {database}.",
+        f"The account {account} lacks {listed} on the whole database {database}; grants on its tables do not count.",
         where=where,
         code="connection.grant",
         remedy=f"GRANT {listed} ON {quote(database)}.* TO '{user}'@'{host}'",
     )
-
-
-def sees_nothing_of(cursor: Any, database: str) -> Refused:
-    """The error of an account to which a table of Lockstep's own in the database is denied."""
-    cursor.execute("SELECT CURRENT_USER()")
-    return lacks(str(cursor.fetchone()[0]), database, PRIVILEGES, where=database)
 
 
 @contextmanager
@@ -124,3 +121,35 @@ def translating(where: str) -> Iterator[None]:
         yield
     except pymysql.err.MySQLError as error:
         raise translated(error, where=where) from None
+
+
+_SIGNAL = 1644
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"^Duplicate entry '.*' for key (?P<rest>'[^']*')$", re.S), "Duplicate entry for key {rest}"),
+    (
+        re.compile(
+            r"^(?P<what>(?:Truncated i|I)ncorrect .+? (?:value|string)): '.*'(?P<rest> for (?:column|function) .*)?$",
+            re.S,
+        ),
+        "{what}{rest}",
+    ),
+    (re.compile(r"^(?P<what>Invalid .+? (?:string|value)): '.*'(?P<rest> in column .*)?$", re.S), "{what}{rest}"),
+)
+_NAMES_ONLY = frozenset({1048, 1054, 1146, 1264, 1265, 1364, 1406, 1451, 1452, 1526, 3140, 3819, 4025, _SIGNAL})
+"""Errors whose texts quote names only. 1644 is a trigger's own: its author decides what it says."""
+_QUOTED = re.compile(r"'(?:[^']|'')*'?", re.S)
+
+
+def without_values(number: int, text: str) -> str:
+    """The server's message of an error or warning."""
+    for pattern, kept in _PATTERNS:
+        match = pattern.match(text)
+        if match:
+            return one_line(kept.format(**{name: found or "" for name, found in match.groupdict().items()}))
+    return one_line(text if number in _NAMES_ONLY else _QUOTED.sub("'…'", text))
+
+
+def reason(error: pymysql.err.MySQLError) -> str:
+    """Why a statement failed, with the error's number."""
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    return f"{without_values(number, str(error.args[-1]))} ({number})"

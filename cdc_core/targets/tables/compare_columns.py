@@ -21,11 +21,11 @@ from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.mysql.connections import SafeConnection, sensible
 from cdc_core.targets.reading import read_back
 from cdc_core.targets.reading.answers import SMALL_ROWS, columns_of
-from cdc_core.targets.reading.table_facts import TableFacts, declaration
+from cdc_core.targets.reading.table_facts import TableFacts, declaration, table_name
 from cdc_core.targets.writing.guard_sql import newer_or_equal_sql
 from cdc_core.targets.writing.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.targets.writing.multiset import marks_of
-from cdc_core.targets.writing.versions import beside, equal_sql, on_key, row_version, table_name, tombstones_name
+from cdc_core.targets.writing.versions import beside, equal_sql, on_key, row_version, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
 """same: as it should be. newer: the target has a later change (or its tombstone). missing: an upserted row is not

@@ -3,7 +3,7 @@
 The target's table takes every value of its sources unchanged. Of what a definition has beside that,
 
     the same                 types, lengths, nullability, comments, literal defaults, keys, indexes, what is invisible
-    the same, or another     collations that the target does not have (target.collations); types that it does not have
+    the same, or another     collations that the target does not have (target_collations); types that it does not have
     computed by the target   generated columns, where source and target are of one kind; otherwise they are plain
     left out                 whatever would make the target change or refuse rows by itself: AUTO_INCREMENT, ON UPDATE,
                              triggers, foreign keys, CHECK; and partitions
@@ -38,12 +38,8 @@ from cdc_core.targets.tables.table_definition import (
 )
 from cdc_core.targets.tables.target_collations import substitute
 
-_LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
-_LARGE_OR_JSON = _LARGE | {"json"}
+LARGE_OR_JSON = type_pairs.LARGE | {"json"}
 _WITH_LENGTH = frozenset({"char", "varchar", "binary", "varbinary"})
-_CHAR_BYTES = {"utf8mb4": 4, "utf16": 4, "utf16le": 4, "utf32": 4, "gb18030": 4, "utf8mb3": 3, "ujis": 3, "eucjpms": 3,
-               "ucs2": 2, "big5": 2, "gbk": 2, "sjis": 2, "cp932": 2, "euckr": 2, "gb2312": 2}  # fmt: skip
-"""Of the longest character; of other sets one byte."""
 _INDEX_BYTES = 3072
 """The most that an index of InnoDB takes, where pages have 16 KiB."""
 
@@ -60,7 +56,7 @@ class Dialect:
 @dataclass(frozen=True, slots=True)
 class Origin:
     """A source table. schema: its captured columns after all rules. definition: None where it could not be asked.
-    literals: the exact values of its literal defaults, as source.defaults has them. masked: columns whose values were
+    literals: the exact values of its literal defaults, as column_defaults has them. masked: columns whose values were
     replaced, whatever their types say, in lower case."""
 
     schema: TableSchema
@@ -73,9 +69,9 @@ class Origin:
 class PlannedColumn:
     """sql: the column in a CREATE TABLE or ALTER TABLE. loose: the same with NULL allowed and without a computed
     default.
-    source: its type on the source, type: here. default: its kind (target.definition), "" for none.
+    source: its type on the source, type: here. default: its kind (table_definition.py), "" for none.
     generated: the target computes it. derived: the source does. literal: the value of a literal default, as
-    source.defaults has it. expression: of the default, or of the generated column, which is kept as `stored` says.
+    column_defaults has it. expression: of the default, or of the generated column, which is kept as `stored` says.
     comment: None where the source's definition is not known."""
 
     name: str
@@ -134,7 +130,7 @@ class PlannedTable:
 
 
 def text_literal(text: str) -> str:
-    """A string in a statement of a session whose sql_mode lacks NO_BACKSLASH_ESCAPES (session.WRITING)."""
+    """A string in a statement of a session whose sql_mode lacks NO_BACKSLASH_ESCAPES (session_settings.WRITING)."""
     return "'" + escape_string(text) + "'"
 
 
@@ -201,7 +197,7 @@ class _Plan:
             for other, theirs in others:
                 if theirs.type != column.type:
                     differ.append(
-                        f"{column.name} is {_shown(column.type)} in {schema.name} and {_shown(theirs.type)} in "
+                        f"{column.name} is {shown_type(column.type)} in {schema.name} and {shown_type(theirs.type)} in "
                         f"{other.name}"
                     )
             lacking = len(uses) < len(self.origins)
@@ -318,7 +314,7 @@ class _Plan:
         return not why
 
     def _changed(self, names: frozenset[str]) -> set[str]:
-        """Those of the source's columns that are not captured as they are."""
+        """The source's columns that are not captured as they are."""
         assert self.first is not None
         captured = {
             column.name.lower(): column.type
@@ -341,7 +337,7 @@ class _Plan:
             value = known.get(column.name)
             if value is not None and kind.base not in GEOMETRY_BASES:
                 sql = default_literal(value, column.type)
-                large = kind.base in _LARGE_OR_JSON and not self.dialect.mariadb
+                large = kind.base in LARGE_OR_JSON and not self.dialect.mariadb
                 return (f"({sql})" if large else sql), LITERAL
         elif theirs.default == EXPRESSION:
             ours = self.first.mariadb == self.dialect.mariadb and theirs.expression.exact
@@ -366,7 +362,7 @@ class _Plan:
             yield self._index(index, columns)
 
     def _key_index(self, columns: Mapping[str, PlannedColumn]) -> PlannedIndex:
-        large = [name for name in self.key if columns[name.lower()].type.base in _LARGE_OR_JSON]
+        large = [name for name in self.key if columns[name.lower()].type.base in LARGE_OR_JSON]
         if large and not self.dialect.mariadb:
             raise ColumnsMissing(
                 f"The key column {large[0]} is {columns[large[0].lower()].type}, of which MySQL has no unique key over "
@@ -400,7 +396,7 @@ class _Plan:
             if index.kind == "FULLTEXT" and column.type.collation != column.source.collation and len(index.parts) > 1:
                 return "its columns have other collations on the target"
             long = sum(_index_bytes(columns.get(one.column.lower()), one.prefix) for one in index.parts) > _INDEX_BYTES
-            large = (column.type.base in _LARGE_OR_JSON or long) and index.kind != "FULLTEXT"
+            large = (column.type.base in LARGE_OR_JSON or long) and index.kind != "FULLTEXT"
             if large and part.prefix is None and not (self.dialect.mariadb and index.unique and self.alone):
                 return f"the whole {part.column} cannot be in an ordinary index"
         return ""
@@ -458,10 +454,10 @@ class _Plan:
 def _index_bytes(column: PlannedColumn | None, prefix: int | None) -> int:
     """The most that a text or a string of bytes takes in an index; 0 for other types."""
     chars = prefix or (column.type.length if column and column.type.base in _WITH_LENGTH else None) or 0
-    return chars * _CHAR_BYTES.get((column.type.charset if column else "") or "", 1)
+    return chars * type_pairs.CHARACTER_BYTES.get((column.type.charset if column else "") or "", 1)
 
 
-def _shown(kind: ColumnType) -> str:
+def shown_type(kind: ColumnType) -> str:
     return str(kind) + (f" {kind.collation}" if kind.collation else "")
 
 
@@ -471,7 +467,7 @@ def _of_a_sequence(text: str) -> bool:
 
 
 def default_literal(value: str, kind: ColumnType) -> str:
-    """A literal default as SQL. value: as source.defaults has it, for a column of type `kind`."""
+    """A literal default as SQL. value: as column_defaults has it, for a column of type `kind`."""
     if kind.base in BINARY_BASES:
         return f"X'{value}'" if value else "''"
     if kind.base == "bit":

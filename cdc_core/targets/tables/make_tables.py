@@ -14,9 +14,9 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.config import Target
+from cdc_core.config import MysqlTarget
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.mysql.connections import quote, resolve, utf8_literal
+from cdc_core.mysql.connections import quote, resolve
 from cdc_core.mysql.server_errors import ErrorKind, kind_of
 from cdc_core.targets.bookkeeping.indexes import build_due, due_in, note_made, with_due
 from cdc_core.targets.bookkeeping.table_states import (
@@ -28,10 +28,9 @@ from cdc_core.targets.bookkeeping.table_states import (
     states_in,
     tables_locked,
 )
-from cdc_core.targets.reading.server_words import reason
-from cdc_core.targets.reading.sharding import ShardTable, by_server, placed_tables, same_table
+from cdc_core.targets.reading.sharding import ShardTable, by_server, placed_tables, require_apart
 from cdc_core.targets.reading.table_facts import require_shown_names, table_facts
-from cdc_core.targets.reading.target_faults import denied, is_row_error, known, translated
+from cdc_core.targets.reading.target_faults import denied, is_row_error, known, reason, translated
 from cdc_core.targets.tables.definition_sql import Dialect, Origin, PlannedTable, planned_table
 from cdc_core.targets.tables.table_definition import LITERAL, TableDefinition, read_definitions
 from cdc_core.targets.tables.table_differences import (
@@ -50,7 +49,7 @@ from cdc_core.targets.writing.prepare import prepare, tombstones_table, versions
 log = logging.getLogger(__name__)
 
 LiteralsOf = Callable[["pymysql.Connection[Any]", TableDefinition], Literals]
-"""The exact literal defaults of a table (source.defaults)."""
+"""The exact literal defaults of a table (column_defaults)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,12 @@ class WantedTable:
 class Actions:
     """What may be done. add: the logical tables whose columns follow those of the source: missing ones are added, and
     those that it no longer has allow NULL. alter: whatever else only adds, too.
-    dry: nothing; the statements are only shown. probe: with `dry`, the server checks them, and executes none."""
+    dry: nothing; the statements are only shown."""
 
     create: bool = True
     add: frozenset[str] = frozenset()
     alter: bool = False
     dry: bool = False
-    probe: bool = False
 
     def does(self, logical: str, one: TableDifference) -> bool:
         return one.safe and bool(one.alter) and (self.alter or (bool(one.column) and logical in self.add))
@@ -100,7 +98,7 @@ class MadeTable:
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    target: Target
+    target: MysqlTarget
     wanted: Mapping[str, WantedTable]
     actions: Actions
     literals_of: LiteralsOf
@@ -117,39 +115,36 @@ def _unknown(connection: pymysql.Connection[Any], definition: TableDefinition) -
 
 
 def make_tables(
-    target: Target,
+    target: MysqlTarget,
     wanted: Mapping[str, WantedTable],
     actions: Actions,
     *,
-    environ: Mapping[str, str] | None = None,
     literals_of: LiteralsOf = _unknown,
     made: Callable[[MadeTable], None] = lambda one: None,
 ) -> list[MadeTable]:
     """Makes the tables of these logical tables. made: is called after each one.
 
-    Raises UsageError (config.invalid), Refused (config.table_rule), and what
-    connecting raises.
+    Raises UsageError (config.invalid), Refused (config.table_rule), and what connecting raises.
     """
+    require_apart(target, wanted)
     tables = list(by_server(target, placed_tables(target, wanted)))
     if not actions.dry:
         places: dict[str, list[tuple[str, str]]] = {}
         for reference, mine in tables:
             places.setdefault(reference, []).extend((place.database, place.table) for _, place in mine)
-        build_due(with_due(places, environ))
+        build_due(with_due(places))
     options = _Options(target, wanted, actions, literals_of, made)
     for reference, mine in tables:
-        with altering_session(resolve(reference, environ), reference) as connection:
+        with altering_session(resolve(reference), reference) as connection:
             _on_server(connection, mine, options)
     return options.results
 
 
-def missing_tables(
-    target: Target, logicals: Collection[str], *, environ: Mapping[str, str] | None = None
-) -> dict[str, tuple[str, ...]]:
+def missing_tables(target: MysqlTarget, logicals: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Those of the logical tables of which physical tables do not exist, and these."""
     found: dict[str, tuple[str, ...]] = {}
     for reference, mine in by_server(target, placed_tables(target, logicals)):
-        with asking_session(resolve(reference, environ), reference) as connection:
+        with asking_session(resolve(reference), reference) as connection:
             there = _existing(connection, {one.database for _, one in mine})
         for logical, one in mine:
             if (one.database, one.table) not in there:
@@ -171,7 +166,6 @@ def _on_server(
     connection: pymysql.Connection[Any], places: Sequence[tuple[str, ShardTable]], options: _Options
 ) -> None:
     require_shown_names(connection, [place.name for _, place in places])
-    _require_apart(connection, places, options.target)
     dialect = dialect_of(connection)
     plans: dict[str, PlannedTable | LockstepError] = {}
     for database in dict.fromkeys(place.database for _, place in places):
@@ -250,8 +244,6 @@ def _create(
     statements = (create_database_sql(place.database, plan.collation), statement) if absent else (statement,)
     actions = options.actions
     if actions.dry or not actions.create:
-        if actions.probe:
-            _probe(connection, statement)
         options.add(
             MadeTable(plan.logical, place.name, "missing", statements if actions.create else (), notes=plan.notes)
         )
@@ -291,14 +283,6 @@ def _if_there(cursor: Any, statement: str, arguments: tuple[str, ...] = ()) -> N
     except pymysql.err.MySQLError as error:
         if kind_of(error) is not ErrorKind.ALTERED:
             raise
-
-
-def _probe(connection: pymysql.Connection[Any], statement: str) -> None:
-    """The server parses the statement and checks the privileges for it."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET @_lockstep_create = {utf8_literal(statement)}")
-        cursor.execute("PREPARE _lockstep_create FROM @_lockstep_create")
-        cursor.execute("DEALLOCATE PREPARE _lockstep_create")
 
 
 def _prepare(
@@ -419,19 +403,3 @@ def _database_is_absent(connection: pymysql.Connection[Any], database: str) -> b
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", (database,))
         return cursor.fetchone() is None
-
-
-def _require_apart(
-    connection: pymysql.Connection[Any], places: Sequence[tuple[str, ShardTable]], target: Target
-) -> None:
-    """Raises Refused (config.table_rule) where two logical tables would be one table of the server."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT @@lower_case_table_names")
-        row = cursor.fetchone()
-    fold = bool(row and int(row[0]))
-    seen: dict[str, str] = {}
-    for logical, place in places:
-        name = place.name.lower() if fold else place.name
-        other = seen.setdefault(name, logical)
-        if other != logical:
-            raise same_table(target, place, other, logical)

@@ -3,7 +3,7 @@ target, to compare the two.
 
 INFORMATION_SCHEMA loses characters outside the basic plane and bytes, which become question marks. `exact` says of an
 expression whether that may have happened; literal defaults are therefore only marked here, and read by another way
-(source.defaults).
+(column_defaults).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ NO_EXPRESSION = Expression("")
 class ColumnDefinition:
     """default: LITERAL (its value is not here), NOW (the current time), EXPRESSION, or "" for none.
     generated: `STORED` or `VIRTUAL`, "" for a plain column. expression: of the generated column, or of the default.
-    counted: AUTO_INCREMENT. refreshed: ON UPDATE CURRENT_TIMESTAMP. srid: MySQL's, of a geometry."""
+    counted: AUTO_INCREMENT. refreshed: ON UPDATE CURRENT_TIMESTAMP. srid: MySQL's, of a geometry. declared: the
+    server's own text of the type, charset and collation."""
 
     name: str
     type: ColumnType
@@ -65,6 +66,18 @@ class ColumnDefinition:
     refreshed: bool = False
     srid: int | None = None
     comment: str = ""
+    declared: str = field(default="", compare=False)
+
+    @property
+    def optional(self) -> bool:
+        """Whether a row can be inserted without naming it."""
+        return self.nullable or bool(self.default or self.generated) or self.counted
+
+    @property
+    def replaces_null(self) -> bool:
+        """Whether the server silently stores another value for null: the next number, or the current time (MariaDB).
+        Any other NOT NULL column refuses a row that has null."""
+        return not self.nullable and (self.counted or self.type.base == "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +149,10 @@ def read_definitions(
     if not tables:
         return {}
     mariadb = is_mariadb(connection)
-    names = list(tables)
-    reader = _DefinitionReader(connection, database, names)
+    reader = DefinitionReader(connection, database, list(tables))
     listed = {row["TABLE_NAME"]: row for row in reader.rows("TABLES", "TABLE_SCHEMA", "TABLE_NAME")}
-    columns = _grouped(reader.rows("COLUMNS", "TABLE_SCHEMA", "TABLE_NAME", "ORDINAL_POSITION"), "TABLE_NAME")
-    parts = _grouped(
-        reader.rows("STATISTICS", "TABLE_SCHEMA", "TABLE_NAME", "INDEX_NAME", "SEQ_IN_INDEX"), "TABLE_NAME"
-    )
+    columns, indexes, triggers = reader.columns(), reader.indexes(), reader.triggers()
     keys = _grouped(_foreign_keys(reader), "TABLE_NAME")
-    triggers = _grouped(reader.rows("TRIGGERS", "TRIGGER_SCHEMA", "EVENT_OBJECT_TABLE"), "EVENT_OBJECT_TABLE")
     checks = _grouped(_checks(reader, mariadb=mariadb), "TABLE_NAME")
     periods: dict[str, list[Row]] = {}
     with suppress(pymysql.err.MySQLError):  # no such view before MariaDB 11.4
@@ -157,14 +165,14 @@ def read_definitions(
         found[name] = TableDefinition(
             database,
             name,
-            tuple(_column(one, mariadb=mariadb) for one in columns[name]),
-            tuple(_indexes(parts.get(name, ()))),
+            columns[name],
+            indexes.get(name, ()),
             str(row["ENGINE"] or ""),
             own_name(str(row["TABLE_COLLATION"] or ""), mariadb=mariadb),
             str(row["TABLE_COMMENT"] or ""),
             "partitioned" in str(row["CREATE_OPTIONS"] or "").lower(),
             tuple(str(one["CONSTRAINT_NAME"]) for one in keys.get(name, ())),
-            tuple(sorted(str(one["TRIGGER_NAME"]) for one in triggers.get(name, ()))),
+            triggers.get(name, ()),
             tuple(str(one["CONSTRAINT_NAME"]) for one in checks.get(name, ())),
             frozenset(
                 str(one["CONSTRAINT_NAME"]).lower() for one in checks.get(name, ()) if one.get("LEVEL") == "Column"
@@ -179,17 +187,39 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _DefinitionReader:
+class DefinitionReader:
+    """Asks INFORMATION_SCHEMA about tables of a database, all of them at once. Answers are by table."""
+
     connection: pymysql.Connection[Any]
     database: str
     tables: Sequence[str]
 
-    def rows(self, view: str, database: str, table: str, *order: str) -> list[Row]:
+    def columns(self) -> dict[str, tuple[ColumnDefinition, ...]]:
+        mariadb = is_mariadb(self.connection)
+        rows = self.rows("COLUMNS", "TABLE_SCHEMA", "TABLE_NAME", "ORDINAL_POSITION")
+        return {
+            table: tuple(_column(row, mariadb=mariadb) for row in mine)
+            for table, mine in _grouped(rows, "TABLE_NAME").items()
+        }
+
+    def indexes(self, columns: str = "*") -> dict[str, tuple[IndexDefinition, ...]]:
+        """columns: of the view."""
+        rows = self.rows("STATISTICS", "TABLE_SCHEMA", "TABLE_NAME", "INDEX_NAME", "SEQ_IN_INDEX", columns=columns)
+        return {table: tuple(_indexes(mine)) for table, mine in _grouped(rows, "TABLE_NAME").items()}
+
+    def triggers(self) -> dict[str, tuple[str, ...]]:
+        rows = self.rows("TRIGGERS", "TRIGGER_SCHEMA", "EVENT_OBJECT_TABLE")
+        return {
+            table: tuple(sorted(str(row["TRIGGER_NAME"]) for row in mine))
+            for table, mine in _grouped(rows, "EVENT_OBJECT_TABLE").items()
+        }
+
+    def rows(self, view: str, database: str, table: str, *order: str, columns: str = "*") -> list[Row]:
         """The rows of a view of INFORMATION_SCHEMA that concern the tables."""
         marks = ", ".join(["%s"] * len(self.tables))
         ordered = f" ORDER BY {', '.join((table, *order))}"
         return self.query(
-            f"SELECT * FROM information_schema.{view} WHERE {database} = %s AND {table} IN ({marks}){ordered}",
+            f"SELECT {columns} FROM information_schema.{view} WHERE {database} = %s AND {table} IN ({marks}){ordered}",
             (self.database, *self.tables),
         )
 
@@ -206,14 +236,14 @@ class _DefinitionReader:
             ]
 
 
-def _foreign_keys(reader: _DefinitionReader) -> list[Row]:
+def _foreign_keys(reader: DefinitionReader) -> list[Row]:
     """From the view in which MariaDB shows them to an account that may only SELECT, too."""
     found = reader.rows("KEY_COLUMN_USAGE", "TABLE_SCHEMA", "TABLE_NAME", "CONSTRAINT_NAME")
     named = {(row["TABLE_NAME"], row["CONSTRAINT_NAME"]): row for row in found if row["REFERENCED_TABLE_NAME"]}
     return list(named.values())
 
 
-def _checks(reader: _DefinitionReader, *, mariadb: bool) -> list[Row]:
+def _checks(reader: DefinitionReader, *, mariadb: bool) -> list[Row]:
     if mariadb:
         return reader.rows("CHECK_CONSTRAINTS", "CONSTRAINT_SCHEMA", "TABLE_NAME")
     marks = ", ".join(["%s"] * len(reader.tables))
@@ -233,15 +263,14 @@ def _grouped(rows: Sequence[Row], by: str) -> dict[str, list[Row]]:
 
 def _column(row: Row, *, mariadb: bool) -> ColumnDefinition:
     extra, declared = str(row["EXTRA"] or "").lower(), str(row["COLUMN_TYPE"])
+    charset, collation = row["CHARACTER_SET_NAME"] or "", row["COLLATION_NAME"] or ""
     generated = "STORED" if "stored generated" in extra else "VIRTUAL" if "virtual generated" in extra else ""
     default, text = _default(row["COLUMN_DEFAULT"], extra, mariadb=mariadb)
     if generated:
         default, text = "", str(row["GENERATION_EXPRESSION"] or "")
     return ColumnDefinition(
         str(row["COLUMN_NAME"]),
-        parse_column_type(
-            declared, charset=row["CHARACTER_SET_NAME"] or "", collation=row["COLLATION_NAME"] or "", mariadb=mariadb
-        ),
+        parse_column_type(declared, charset=charset, collation=collation, mariadb=mariadb),
         row["IS_NULLABLE"] == "YES",
         default,
         generated,
@@ -252,6 +281,7 @@ def _column(row: Row, *, mariadb: bool) -> ColumnDefinition:
         "on update" in extra,
         row.get("SRS_ID"),
         str(row["COLUMN_COMMENT"] or ""),
+        declared + (f" CHARACTER SET {charset} COLLATE {collation}" if charset else ""),
     )
 
 

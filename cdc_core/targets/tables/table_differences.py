@@ -22,7 +22,15 @@ from cdc_core.mysql.connections import quote
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.targets.reading.table_facts import declaration
 from cdc_core.targets.tables import type_pairs
-from cdc_core.targets.tables.definition_sql import Dialect, PlannedColumn, PlannedTable, default_literal, text_literal
+from cdc_core.targets.tables.definition_sql import (
+    LARGE_OR_JSON,
+    Dialect,
+    PlannedColumn,
+    PlannedTable,
+    default_literal,
+    shown_type,
+    text_literal,
+)
 from cdc_core.targets.tables.table_definition import EXPRESSION, LITERAL, ColumnDefinition, Expression, TableDefinition
 
 _DUPLICATE_COLUMN = 1060
@@ -90,7 +98,7 @@ def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]
     primary = {name for index in definition.indexes if index.name == "PRIMARY" for name in index.columns}
     for extra in definition.columns:
         if extra.name.lower() not in known:
-            needed = not (extra.nullable or extra.default or extra.generated or extra.counted)
+            needed = not extra.optional
             free = needed and extra.name.lower() not in primary
             alter = _modified(replace(extra, nullable=True), there) if free else ""
             what = f"the column {extra.name} is not on the source"
@@ -158,7 +166,7 @@ def _column_differences(
             )
         )
     elif theirs.type != column.type:
-        found.append(TableDifference(f"the column {name} is {_shown(theirs.type)}, not {_shown(column.type)}"))
+        found.append(TableDifference(f"the column {name} is {shown_type(theirs.type)}, not {shown_type(column.type)}"))
     if theirs.nullable and not column.nullable and not column.generated:
         strict = _modified(replace(theirs, nullable=False), there)
         found.append(TableDifference(f"the column {name} allows NULL", stops=in_key, alter=strict))
@@ -188,7 +196,7 @@ def _told(column: PlannedColumn, theirs: ColumnDefinition, there: Existing) -> I
 def _default_told(column: PlannedColumn, theirs: ColumnDefinition, value: str | None) -> Iterator[str]:
     """value: of a literal default that is there, None where it is not known."""
     literal = column.literal
-    if column.default == LITERAL and theirs.default == EXPRESSION and theirs.type.base in _LARGE:
+    if column.default == LITERAL and theirs.default == EXPRESSION and theirs.type.base in LARGE_OR_JSON:
         # MySQL has defaults of large columns as expressions alone.
         if literal is not None and theirs.expression.exact and text_literal(literal) not in theirs.expression.text:
             yield f"has the default {theirs.expression.text}, not {text_literal(literal)}"
@@ -202,7 +210,7 @@ def _default_told(column: PlannedColumn, theirs: ColumnDefinition, value: str | 
 
 
 def same_literal(one: str, other: str, kind: ColumnType) -> bool:
-    """Whether two literal defaults, as source.defaults has them, are one value. kind: of the column."""
+    """Whether two literal defaults, as column_defaults has them, are one value. kind: of the column."""
     if one == other:
         return True
     if kind.base == "float":  # an ALTER TABLE of any column may round it to the digits that the server shows
@@ -236,10 +244,6 @@ def _plain(text: str) -> str:
     )
 
 
-def _shown(kind: ColumnType) -> str:
-    return str(kind) + (f" {kind.collation}" if kind.collation else "")
-
-
 def _modified(column: ColumnDefinition, there: Existing) -> str:
     """MODIFY with all else as it is; "" where that cannot be known."""
     default = ""
@@ -250,7 +254,7 @@ def _modified(column: ColumnDefinition, there: Existing) -> str:
         if value is None:
             return ""
         default = f" DEFAULT {default_literal(value, there.definition.by_name[column.name.lower()].type)}"
-        if column.type.base in _LARGE and not there.definition.mariadb:
+        if column.type.base in LARGE_OR_JSON and not there.definition.mariadb:
             return ""
     elif column.default:
         return ""
@@ -261,9 +265,6 @@ def _modified(column: ColumnDefinition, there: Existing) -> str:
     words += ["INVISIBLE"] if column.invisible else []
     words += [f"COMMENT {text_literal(column.comment)}"] if column.comment else []
     return "" if column.refreshed else " ".join(words)
-
-
-_LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob", "json"})
 
 
 def _index_differences(planned: PlannedTable, definition: TableDefinition) -> list[TableDifference]:

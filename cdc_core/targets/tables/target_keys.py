@@ -18,8 +18,7 @@ May assume that temporary tables cannot be read twice in a statement (MySQL).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from cdc_core.errors import DataAtRisk
@@ -27,11 +26,11 @@ from cdc_core.model.collations import UNCERTAIN
 from cdc_core.model.merged_columns import MergedOp
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
 from cdc_core.model.version import ORIGIN_BYTES
-from cdc_core.targets.reading.table_facts import TableFacts
+from cdc_core.targets.reading.table_facts import TableFacts, table_name
 from cdc_core.targets.writing.guard_sql import other_origin_sql
 from cdc_core.targets.writing.load import TEMPORARY, RowState, shown_key, target_name
 from cdc_core.targets.writing.prepare import indexable
-from cdc_core.targets.writing.versions import on_key, table_name
+from cdc_core.targets.writing.versions import on_key
 
 TWINS = "_lockstep_twins"
 _ONE_SPELLING = frozenset(INTEGER_BYTES) | BINARY_BASES | {"date", "year", "bit", "uuid", "inet4", "inet6"}
@@ -44,23 +43,18 @@ def spelled_apart(facts: TableFacts, key: Sequence[str]) -> bool:
     return any(facts.by_name[name.lower()].type.base not in _ONE_SPELLING for name in key)
 
 
+def may_be_twins(facts: TableFacts, key: Sequence[str]) -> bool:
+    """Whether loaded rows may have equal keys in the table: spelled apart, or padded by a BINARY column that was wider
+    than the source's was at first."""
+    return spelled_apart(facts, key) or any(facts.by_name[name.lower()].type.base == "binary" for name in key)
+
+
 def spelled_apart_in(kind: ColumnType) -> bool:
     """Whether texts of the type may be equal without being the same bytes. A CHAR has no spaces at its end."""
     bytewise = not kind.collation or (
         kind.collation.endswith("_bin") and (kind.base == "char" or not _pads(kind.collation))
     )
     return kind.base in TEXT_BASES and not bytewise
-
-
-def padded_apart(facts: TableFacts, widths: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether loaded keys may have become equal because a BINARY column pads them: their own column was widened.
-
-    widths: as in LoadFile.key_widths.
-    """
-    return any(
-        shortest < longest and facts.by_name[name.lower()].type.base == "binary"
-        for name, (shortest, longest) in widths.items()
-    )
 
 
 def coarser(source: ColumnType, target: ColumnType) -> bool:
@@ -108,14 +102,12 @@ def same_spelling(facts: TableFacts, key: Sequence[str], left: str, right: str) 
     return " AND ".join(f"{_bytes_of(facts, name, left)} = {_bytes_of(facts, name, right)}" for name in collated) or "1"
 
 
-def settle_twins(
-    cursor: Any, facts: TableFacts, key: Sequence[str], widths: Mapping[str, tuple[int, int]] = MappingProxyType({})
-) -> bool:
+def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str]) -> bool:
     """Marks all but one of the loaded rows with equal keys as stale; whether there were any. TWINS then has them.
 
-    widths: as in LoadFile.key_widths. Raises DataAtRisk (target.key_collapse).
+    Raises DataAtRisk (target.key_collapse).
     """
-    if not (spelled_apart(facts, key) or padded_apart(facts, widths)):
+    if not may_be_twins(facts, key):
         return False
     names = ", ".join(f"_l.{target_name(facts, name)}" for name in key)
     there = " AND ".join(f"_l.{target_name(facts, name)} IS NOT NULL" for name in key)

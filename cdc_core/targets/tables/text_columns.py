@@ -14,17 +14,13 @@ A value that its type cannot hold is null in the column; its text in `_cdc_liter
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.model.merged_columns import ORIGIN
-from cdc_core.model.staged_columns import LITERAL, ROW, SEQ, SOURCE, TS, LiteralEntries
-from cdc_core.model.version import encode_numbers
+from cdc_core.model.staged_columns import LITERAL, LiteralEntries
 
 KEY_BYTES = 512
 """The longest key text that is kept as it is; a longer one is kept as its SHA-256."""
@@ -101,26 +97,19 @@ def _with_literals(rows: pa.RecordBatch, name: str, text: pa.StringArray) -> pa.
     return pc.replace_with_mask(text, pa.array(mask), literals.items.take(pa.array(found)))
 
 
-def empty_literals(rows: pa.RecordBatch) -> list[tuple[int, str]]:
-    """Row and column of each value whose literal is empty: the error value of an ENUM that has the label '' too."""
+def odd_literals(rows: pa.RecordBatch) -> list[tuple[int, str, bool]]:
+    """Row and column of each value that no text can be loaded as: the error value of an ENUM that has the label '' too,
+    whose literal is empty; and, with True, bytes of a text column that its character set does not have, whose literal
+    is the bytes as hexadecimal digits."""
     index = rows.schema.get_field_index(LITERAL)
     if index < 0 or rows.column(index).null_count == rows.num_rows:
         return []
     entries = LiteralEntries.of(rows.column(index))
-    at = np.flatnonzero(np.asarray(pc.equal(entries.text, "")))
-    return list(zip(entries.row[at].tolist(), entries.name.take(pa.array(at)).to_pylist(), strict=True))
-
-
-def without_text(rows: pa.RecordBatch) -> list[tuple[int, str]]:
-    """Row and column of each value of a text column whose bytes are not text of its character set: its literal is the
-    bytes as hexadecimal digits."""
-    index = rows.schema.get_field_index(LITERAL)
-    if index < 0 or rows.column(index).null_count == rows.num_rows:
-        return []
-    entries = LiteralEntries.of(rows.column(index))
-    names = [field.name for field in rows.schema if pa.types.is_string(field.type)]
-    at = np.flatnonzero(entries.among(names) & np.asarray(pc.not_equal(entries.text, "")))
-    return list(zip(entries.row[at].tolist(), entries.name.take(pa.array(at)).to_pylist(), strict=True))
+    empty = np.asarray(pc.equal(entries.text, ""))
+    texts = entries.among([field.name for field in rows.schema if pa.types.is_string(field.type)])
+    at = np.flatnonzero(empty | texts)
+    names = entries.name.take(pa.array(at)).to_pylist()
+    return list(zip(entries.row[at].tolist(), names, (~empty[at]).tolist(), strict=True))
 
 
 def escaped(text: pa.StringArray) -> pa.StringArray:
@@ -165,49 +154,3 @@ def row_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.StringArray:
         ],
         pa.string(),
     )
-
-
-def version_hex(rows: pa.RecordBatch) -> pa.StringArray:
-    """The version of each row (model.version) as hex."""
-    numbers = _version_numbers(rows)
-    count = rows.num_rows
-    offsets = np.arange(0, (count + 1) * 48, 48, dtype=np.int32)
-    head = pa.StringArray.from_buffers(
-        count, pa.py_buffer(offsets.tobytes()), pa.py_buffer(_HEX[numbers.reshape(-1)].tobytes())
-    )
-    return pc.binary_join_element_wise(head, *_version_names(rows, lambda name: name.hex().upper(), pa.string()), "")
-
-
-def version_bytes(rows: pa.RecordBatch) -> pa.BinaryArray:
-    """The version of each row (model.version)."""
-    numbers = _version_numbers(rows)
-    count = rows.num_rows
-    offsets = np.arange(0, (count + 1) * 24, 24, dtype=np.int32)
-    head = pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(numbers.tobytes())]
-    )
-    return pc.binary_join_element_wise(head, *_version_names(rows, bytes, pa.binary()), b"")
-
-
-def _version_numbers(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    stamps = rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64())
-    return encode_numbers(_ints(stamps), _ints(rows.column(SEQ)), _ints(rows.column(ROW)))
-
-
-def _version_names(rows: pa.RecordBatch, coded: Callable[[bytes], Any], kind: pa.DataType) -> list[pa.Array]:
-    """What follows the numbers: the source and, where rows have it, the origin, after its zero byte."""
-    sources = _dictionary(rows.column(SOURCE))
-    names = pa.array([coded(name.encode()) for name in sources.dictionary.to_pylist()], kind)
-    if ORIGIN not in rows.schema.names:
-        return [names.take(sources.indices)]
-    origins = _dictionary(rows.column(ORIGIN))
-    tails = pa.array([coded(b"\0" + name.encode()) for name in origins.dictionary.to_pylist()], kind)
-    return [names.take(sources.indices), pc.fill_null(tails.take(origins.indices), coded(b""))]
-
-
-def _dictionary(values: pa.Array) -> pa.DictionaryArray:
-    return values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-
-
-def _ints(values: pa.Array) -> npt.NDArray[np.int64]:
-    return np.asarray(values.cast(pa.int64()))

@@ -140,6 +140,8 @@ def _bytes(source: ColumnType, target: ColumnType) -> str:
 
 
 _TEXT_BYTES = {"tinytext": 255, "text": 65_535, "mediumtext": 2**24 - 1, "longtext": 2**32 - 1}
+LARGE = frozenset({*_TEXT_BYTES, *_BLOB_BYTES})
+"""Types that an index takes only by a prefix, and MySQL with a default only as an expression; so is JSON."""
 _TEXT_FORMS = {"uuid": 36, "inet4": 15, "inet6": 45}
 _SAME_GEOMETRY = ("geometrycollection", "geomcollection")
 
@@ -178,7 +180,7 @@ _UNICODE = frozenset({"utf8mb4", "utf16", "utf16le", "utf32"})
 _BASIC_PLANE = {"utf8mb3": 3, "utf8": 3, "ucs2": 2}
 _LARGER = _UNICODE | {"gb18030", ""}
 """Charsets with characters beyond the basic plane; "" is an unknown one."""
-_BYTES = {
+CHARACTER_BYTES = {
     "utf8mb4": 4, "utf16": 4, "utf16le": 4, "utf32": 4, "gb18030": 4, **_BASIC_PLANE, "ujis": 3, "eucjpms": 3,
     "sjis": 2, "cp932": 2, "euckr": 2, "gb2312": 2, "gbk": 2, "big5": 2,
 }  # fmt: skip
@@ -204,7 +206,11 @@ def _character_bytes(source: str, target: str) -> int:
     """The most bytes that a character of one charset takes in another."""
     if source == "ascii" and target not in ("ucs2", "utf16", "utf16le", "utf32"):
         return 1
-    return min(_BYTES.get(target, 1), 3) if source not in _LARGER and target == "utf8mb4" else _BYTES.get(target, 1)
+    return (
+        min(CHARACTER_BYTES.get(target, 1), 3)
+        if source not in _LARGER and target == "utf8mb4"
+        else CHARACTER_BYTES.get(target, 1)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,56 +6,48 @@ out that it would do more, the caller undoes everything and takes the guarded wr
 
 An empty table makes that likely; what makes it certain is the load itself. LOCAL skips a row whose key, or another
 unique value, the table has: of whatever session, before the look or after it. It also skips or changes a row that does
-not fit. So every row must have been taken without a warning. Then the keys and versions in the table are compared with
-those of the file, by a sum: a trigger, which the account may not be able to see, could have changed a key.
+not fit. So every row must have been taken without a warning. The quality check finds what a trigger has changed that
+the account cannot see.
 
 Several source tables may feed the table: it has no row and no tombstone of another one, and a file has a key once.
 
 Deletes may be among the rows, as of rows that were copied and are gone since: an empty table only has to remember them.
 They are kept aside of the file (LoadFile.aside), and their tombstones are written in the same transaction.
 
-The rows of a part (target.parts) go straight into a table whose other parts are there already, if the range of their
+The rows of a part (write_parts.py) go straight into a table whose other parts are there already, if the range of their
 keys is empty: all of this then holds for that range. What no key of the range has cannot matter to a row of it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
-from zlib import crc32
 
-from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES
 from cdc_core.model.version import VERSION_COLUMN
-from cdc_core.targets.reading.table_facts import TableFacts
+from cdc_core.targets.reading.table_facts import TableFacts, table_name
 from cdc_core.targets.tables.key_range import KeyRange
 from cdc_core.targets.writing.load import (
     TEMPORARY,
     LoadFile,
     create_temporary,
     load,
-    reserved,
     send,
     target_name,
     warnings_of,
 )
 from cdc_core.targets.writing.target_truncates import truncates_of
-from cdc_core.targets.writing.versions import as_text, on_key, table_name, tombstones_name
-
-_COMPARED = frozenset(INTEGER_BYTES) | TEXT_BASES | {"binary", "varbinary"}
-"""Types of key columns whose values a server prints as the file has them."""
+from cdc_core.targets.writing.versions import on_key, tombstones_name
 
 
 def fits(facts: TableFacts, file: LoadFile) -> bool:
     """Whether all lines of the file are upserts with all values, and the table treats no column or row specially."""
-    keys = {facts.by_name[name.lower()].name for name in file.layout.key}
+    # MariaDB's LOAD DATA ... SET gives 0 the next number, whatever the sql_mode.
+    no_zero = {facts.by_name[file.layout.key[0].lower()].name} if file.key_range and file.key_range.least[0] > 0 else ()
     plain_table = (
         facts.versioned
         and not (facts.beside or facts.keyless or facts.coarser or facts.triggers)
-        and all(facts.by_name[name.lower()].type.base in _COMPARED for name in keys)
-        and not any(column.generated or reserved(column) for column in facts.columns)
-        # MariaDB's LOAD DATA ... SET gives 0 the next number, whatever the sql_mode. In the key, it would be noticed.
-        and all(column.name in keys for column in facts.columns if column.counted)
+        and not any(column.generated for column in facts.columns)
+        and all(column.name in no_zero for column in facts.columns if column.counted)
     )
     plain_rows = (
         file.lines
@@ -95,7 +87,7 @@ def load_empty(cursor: Any, facts: TableFacts, file: LoadFile, keys: KeyRange | 
         return False
     kept = ("@_k", "@_o", "@_v", "@_a", "@_p", "@_j")
     taken = send(cursor, facts, file, into=table_name(facts), kept=kept, version=VERSION_COLUMN)
-    if warnings_of(cursor) or taken != file.lines or not _as_in_file(cursor, facts, file, keys):
+    if warnings_of(cursor) or taken != file.lines:
         return False
     return not file.aside or _remember(cursor, facts, file.layout.key)
 
@@ -122,41 +114,3 @@ def _remembers(cursor: Any, facts: TableFacts, keys: KeyRange | None) -> bool:
     """Whether there are tombstones, also those of a transaction that is not committed yet, or truncates."""
     cursor.execute(f"SELECT 1 FROM {tombstones_name(facts)}{_within(facts, keys)} LIMIT 1 FOR UPDATE")
     return cursor.fetchone() is not None or bool(truncates_of(cursor, facts))
-
-
-def _as_in_file(cursor: Any, facts: TableFacts, file: LoadFile, keys: KeyRange | None) -> bool:
-    """Whether the table has exactly the keys of the file's lines, each with its version. keys: only in this range."""
-    key = file.layout.key
-    names = [as_text(facts, name, name in file.binary) for name in key]
-    if len(key) > 1:  # as in text.row_keys
-        names = [
-            rf"REPLACE(REPLACE({text}, '\\', '\\\\'), ',', '\\,')" if _is_text(facts, name) else text
-            for name, text in zip(key, names, strict=True)
-        ]
-    named = f"CONCAT_WS('\t', CONCAT_WS(',', {', '.join(names)}), HEX(r.{VERSION_COLUMN}))"
-    there = f"{table_name(facts)} r{_within(facts, keys)}"
-    cursor.execute(f"SELECT COUNT(*), COALESCE(SUM(CRC32({named})), 0) FROM {there}")
-    rows, total = cursor.fetchone()
-    return bool(int(rows) == file.lines and int(total) == _sum_of(file))
-
-
-def _is_text(facts: TableFacts, name: str) -> bool:
-    return facts.by_name[name.lower()].type.base in TEXT_BASES
-
-
-def _sum_of(file: LoadFile) -> int:
-    total = 0
-    with file.path.open("rb") as lines:
-        for line in lines:
-            key, _, version, _ = line.split(b"\t", 3)
-            total += crc32(_unescaped(key) + b"\t" + version)
-    return total
-
-
-def _unescaped(text: bytes) -> bytes:
-    """A field without the escapes of text.escaped."""
-    return _ESCAPE.sub(lambda found: _PLAIN.get(found[1], found[1]), text) if b"\\" in text else text
-
-
-_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
-_PLAIN = {b"t": b"\t", b"n": b"\n", b"0": b"\0"}

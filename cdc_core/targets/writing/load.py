@@ -6,7 +6,7 @@ would have changed is found here, with its key and column, before anything is wr
 
 Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation (MergedOp), `_v` version, `_s`
 state (RowState), `_p` if several source tables feed the table: those that had a row under the key and have deleted it;
-`_j` for a row with JSON numbers that only a DECIMAL holds: which of LoadFile.decimals they are (target.documents); `_a`
+`_j` for a row with JSON numbers that only a DECIMAL holds: which of LoadFile.decimals they are (json_columns.py); `_a`
 for a row whose values the log did not all carry: a text of 0 and 1, with 1 for each absent column of the layout; then
 the row's own columns under the target's names and types, all nullable.
 """
@@ -29,28 +29,25 @@ import pymysql
 
 from cdc_core.errors import DataAtRisk, ValuesAbsent
 from cdc_core.model.merged_columns import ENDED_ORIGINS, MergedOp
+from cdc_core.model.row_versions import version_hex
 from cdc_core.model.staged_columns import OP, lacking
 from cdc_core.model.version import VERSION_BYTES
 from cdc_core.mysql.connections import SafeConnection, Server, connect, quote, sensible
 from cdc_core.mysql.server_errors import ErrorKind, kind_of, number_of
 from cdc_core.mysql.session_settings import WRITING, set_if_possible
-from cdc_core.targets.reading import server_words
-from cdc_core.targets.reading.server_words import without_values
-from cdc_core.targets.reading.table_facts import TableFacts, TargetColumn
-from cdc_core.targets.reading.target_faults import translated, translating
-from cdc_core.targets.tables.enums import ambiguous, set_error_values
+from cdc_core.targets.reading.table_facts import TableFacts
+from cdc_core.targets.reading.target_faults import reason, translated, translating, without_values
 from cdc_core.targets.tables.json_columns import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.targets.tables.key_range import KeyRange, range_of
+from cdc_core.targets.tables.table_definition import ColumnDefinition
 from cdc_core.targets.tables.text_columns import (
     KEY_BYTES,
     column_text,
-    empty_literals,
     escaped,
     is_bytes,
     joined,
+    odd_literals,
     row_keys,
-    version_hex,
-    without_text,
 )
 
 TEMPORARY = "_lockstep_load"
@@ -113,7 +110,7 @@ def open_session(server: Server, database: str, *, where: str) -> SafeConnection
 @contextmanager
 def asking_session(server: Server, reference: str) -> Iterator[SafeConnection]:
     """A connection for questions that are answered at once. reference: as the pipeline file names the server. Raises
-    what connections.connect raises, and what target.faults makes of the servers' errors."""
+    what connections.connect raises, and what target_faults makes of the servers' errors."""
     with (
         translating(f"{reference} ({server})"),
         sensible(reference),
@@ -126,7 +123,7 @@ def asking_session(server: Server, reference: str) -> Iterator[SafeConnection]:
 def altering_session(server: Server, reference: str) -> Iterator[SafeConnection]:
     """A connection for statements that create or alter tables, which may take a day, with the settings of WRITING.
 
-    reference: as the pipeline file names the server. Raises what connections.connect raises, and what target.faults
+    reference: as the pipeline file names the server. Raises what connections.connect raises, and what target_faults
     makes of the servers' errors.
     """
     with (
@@ -152,7 +149,7 @@ class Layout:
 
 
 def documents_of(facts: TableFacts, columns: Iterable[str]) -> frozenset[str]:
-    """Those of the columns that are JSON in the target."""
+    """The columns that are JSON in the target."""
     return frozenset(name for name in columns if facts.by_name[name.lower()].type.base == "json")
 
 
@@ -165,9 +162,8 @@ class LoadFile:
     absent: the columns that some row lacks. truncates: some row is one. only_upserts: all lines are upserts. nulls: the
     columns in which some row has null. Of these four, what holds for the lines.
     decimals: by column, for each set of numbers in JSON columns that only a DECIMAL holds, the `_j` of its rows.
-    key_widths: by binary column of the key, the shortest and the longest value in bytes.
     key_range: of the rows; None if some key is not made of whole numbers.
-    error_values: by column, the numbers of the rows whose '' is the error value of an ENUM (target.enums).
+    error_values: by the number of a row, a column of which it has the error value of an ENUM that has the label '' too.
     no_text: by the number of a row, a column of which it has bytes that are not text.
     """
 
@@ -183,9 +179,8 @@ class LoadFile:
         self.only_upserts = True
         self.nulls: set[str] = set()
         self.decimals: dict[tuple[tuple[str, tuple[Number, ...]], ...], int] = {}
-        self.error_values: dict[str, list[int]] = {}
+        self.error_values: dict[int, str] = {}
         self.no_text: dict[int, str] = {}
-        self.key_widths: dict[str, tuple[int, int]] = {}
         self.key_range: KeyRange | None = None
         self._file = self.path.open("wb")
 
@@ -212,7 +207,8 @@ class LoadFile:
         """Appends rows: the layout's columns and the bookkeeping of a merged row."""
         if not batch.num_rows:
             return
-        self._measure_key(batch)
+        keys = range_of(batch, self.layout.key)
+        self.key_range = keys and self.key_range and keys.with_(self.key_range) if self.rows else keys
         if self._deletes_aside:
             removed = pc.equal(batch.column(OP), MergedOp.DELETE)
             if removed.true_count + self._rows_aside() > MAX_ASIDE:
@@ -256,28 +252,13 @@ class LoadFile:
             if text.null_count:
                 self.nulls.add(name)
             fields.append(text if is_bytes(batch.schema.field(name).type) else escaped(text))
-        for row, name in empty_literals(batch):
-            if name in self.layout.columns:
-                self.error_values.setdefault(name, []).append(self.lines + row + 1)
-        for row, name in without_text(batch):
+        for row, name, bytes_ in odd_literals(batch):
             needed = not self.layout.key or name in self.layout.key or upserts[row].as_py()
             if needed and name in self.layout.columns:
-                self.no_text.setdefault(self.lines + row + 1, name)
+                (self.no_text if bytes_ else self.error_values).setdefault(self.lines + row + 1, name)
         self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))
         self._file.write(joined(fields))
         self.lines += batch.num_rows
-
-    def _measure_key(self, batch: pa.RecordBatch) -> None:
-        for name in self.layout.key:
-            column = batch.column(name)
-            if pa.types.is_binary(column.type) and column.null_count < len(column):
-                found = pc.min_max(pc.binary_length(column)).as_py()
-                shortest, longest = self.key_widths.get(name, (found["min"], found["max"]))
-                self.key_widths[name] = min(shortest, found["min"]), max(longest, found["max"])
-        found = range_of(batch, self.layout.key)
-        if self.rows:
-            found = found and self.key_range and found.with_(self.key_range)
-        self.key_range = found
 
     def _flags(self, batch: pa.RecordBatch) -> pa.StringArray:
         index, sets = lacking(batch)
@@ -323,14 +304,9 @@ def create_temporary(cursor: Any, facts: TableFacts, layout: Layout) -> None:
     )
 
 
-def column_sql(column: TargetColumn, *, key: bool = False) -> str:
-    """A column as a temporary table has it: of the same type, nullable where that is allowed. key: of its own key."""
-    return f"{quote(column.name)} {column.declared} {'NOT NULL' if key or reserved(column) else 'NULL'}"
-
-
-def reserved(column: TargetColumn) -> bool:
-    """InnoDB accepts FTS_DOC_ID, its own name for the rows of a full-text index, only in this form."""
-    return column.name == "FTS_DOC_ID"
+def column_sql(column: ColumnDefinition) -> str:
+    """A column as a temporary table has it: of the same type, nullable."""
+    return f"{quote(column.name)} {column.declared} NULL"
 
 
 def is_absent(layout: Layout, name: str) -> str:
@@ -363,10 +339,14 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
         set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
     loaded = send(cursor, facts, file, into=TEMPORARY, kept=("_k", "_o", "@_v", "_a", "_p", "_j"), version="_v")
     unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
-    for number, name in file.no_text.items():
+    refused = {number: f"{name} {_NO_TEXT}" for number, name in file.no_text.items()}
+    for number, name in file.error_values.items():
+        if facts.by_name[name.lower()].type.base == "enum":
+            refused[number] = f"{name} {_ERROR_VALUE}"
+    for number, why in refused.items():
         if not tolerant:
-            raise _no_text(cursor, facts, number, name)
-        unfit.setdefault(number, f"{name} {_NO_TEXT}")
+            raise _unloadable(cursor, facts, number, why)
+        unfit.setdefault(number, why)
     if loaded != file.rows:
         raise DataAtRisk(
             f"The server loaded {loaded} of {file.rows} rows.",
@@ -374,9 +354,6 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             code="target.row_error",
             remedy="run the task again; if this happens again, keep the run's files and report it",
         )
-    for name, rows in file.error_values.items():
-        for enum in ambiguous(facts, [name]):
-            set_error_values(cursor, TEMPORARY, enum, rows)
     for columns, group in file.decimals.items():
         for name, numbers in columns:
             for assignment in decimals_sql(target_name(facts, name), numbers):
@@ -408,9 +385,6 @@ def send(cursor: Any, facts: TableFacts, file: LoadFile, *, into: str, kept: Seq
             # '0' would become 2000.
             fields.append(f"@c{number}")
             settings.append(f"{column} = LPAD(@c{number}, 4, '0')")
-        elif reserved(facts.by_name[name.lower()]):
-            fields.append(f"@c{number}")
-            settings.append(f"{column} = COALESCE(@c{number}, 0)")
         else:
             fields.append(column)
     # The path is Lockstep's own (a scratch directory), but a quote or backslash in it would still end the literal.
@@ -499,17 +473,18 @@ def _bent(cursor: Any, facts: TableFacts, layout: Layout, warning: Sequence[Any]
 
 
 _NO_TEXT = "has bytes that are not text of its character set"
+_ERROR_VALUE = "is the error value of an ENUM (index 0), which a server stores for an invalid label"
 
 
-def _no_text(cursor: Any, facts: TableFacts, number: int, name: str) -> DataAtRisk:
+def _unloadable(cursor: Any, facts: TableFacts, number: int, why: str) -> DataAtRisk:
     cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = {number}")
     row = cursor.fetchone()
     key = row[0] if row else None
     return DataAtRisk(
-        f"{'A row' if not key else f'The row with key {shown_key(key)}'} cannot be written: its {name} {_NO_TEXT}.",
+        f"{'A row' if not key else f'The row with key {shown_key(key)}'} cannot be written: its {why}.",
         where=facts.name,
         code="target.row_error",
-        remedy="correct the text at the source, then begin another run, which takes the corrected row; or exclude the "
+        remedy="correct the value at the source, then begin another run, which takes the corrected row; or exclude the "
         "column (tables.columns.exclude) and begin a new stage. on_row_error: quarantine sets single rows of tables "
         "with a key aside instead; nothing of this transaction was written",
     )
@@ -537,7 +512,7 @@ _NULLS = frozenset({1048, 1263, 1364})
 
 def rejected(facts: TableFacts, key: bytes | None, error: pymysql.err.MySQLError) -> DataAtRisk:
     """row_error of a statement that the server refused."""
-    return row_error(facts, key, server_words.reason(error), null=number_of(error) in _NULLS)
+    return row_error(facts, key, reason(error), null=number_of(error) in _NULLS)
 
 
 def row_error(facts: TableFacts, key: bytes | None, reason: str, *, null: bool = False) -> DataAtRisk:

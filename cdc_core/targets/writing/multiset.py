@@ -31,12 +31,11 @@ from cdc_core.model.run_plan import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
 from cdc_core.mysql.connections import bytes_literal, quote, utf8_literal
 from cdc_core.targets.bookkeeping.table_states import MARKS
-from cdc_core.targets.reading.table_facts import TableFacts, written_columns
+from cdc_core.targets.reading.table_facts import TableFacts, table_name, written_columns
 from cdc_core.targets.reading.target_faults import is_row_error
-from cdc_core.targets.tables.enums import ambiguous
 from cdc_core.targets.writing.load import TEMPORARY, LoadFile, RowState, column_sql, rejected, target_name
-from cdc_core.targets.writing.row_writer import ShardWrite, note, states_of
-from cdc_core.targets.writing.versions import LARGER_PACKETS, as_text, table_name
+from cdc_core.targets.writing.row_writer import ShardWrite, failing_lines, note, states_of
+from cdc_core.targets.writing.versions import LARGER_PACKETS, as_text
 
 UPSERT, DELETE, TRUNCATE = MergedOp.UPSERT, MergedOp.DELETE, MergedOp.TRUNCATE
 NEW, STALE = RowState.NEW, RowState.STALE
@@ -217,36 +216,24 @@ def _insert(cursor: Any, facts: TableFacts, rows: int, statement: str, numbered:
     MariaDB refuses several rows by one INSERT (...) SELECT, with 1048, if the table has a BEFORE INSERT trigger and a
     NOT NULL column without a default: then they are inserted in parts, down to single rows.
     """
+    inserted = 0
+
+    def insert(low: int, high: int) -> None:
+        nonlocal inserted
+        cursor.execute(f"{statement} AND {number} BETWEEN {low} AND {high}")
+        inserted += int(cursor.rowcount)
+
     try:
-        cursor.execute(statement)
-        inserted = int(cursor.rowcount)
+        inserted = int(cursor.execute(statement))
     except pymysql.err.MySQLError as error:
         if not is_row_error(error):
             raise
         if not facts.triggers:
             raise rejected(facts, None, error) from None
         cursor.execute(f"SELECT MIN({number}), MAX({number}) FROM {numbered}")
-        low, high = (int(value) for value in cursor.fetchone())
-        inserted = _insert_parts(cursor, facts, f"{statement} AND {number} BETWEEN", low, high)
+        for _, failed in failing_lines(insert, *map(int, cursor.fetchone())):
+            raise rejected(facts, None, failed) from None
     _require(facts, "rows inserted", inserted, rows)
-
-
-def _insert_parts(cursor: Any, facts: TableFacts, statement: str, low: int, high: int) -> int:
-    """Inserts the rows from one number to the other; how many. Raises DataAtRisk (target.row_error)."""
-    inserted, ranges = 0, [(low, high)]
-    while ranges:
-        low, high = ranges.pop()
-        try:
-            cursor.execute(f"{statement} {low} AND {high}")
-            inserted += int(cursor.rowcount)
-        except pymysql.err.MySQLError as error:
-            if not is_row_error(error):
-                raise
-            if low == high:
-                raise rejected(facts, None, error) from None
-            middle = (low + high) // 2
-            ranges += [(middle + 1, high), (low, middle)]
-    return inserted
 
 
 def _require(facts: TableFacts, what: str, found: int, wanted: int) -> None:
@@ -262,14 +249,11 @@ def _require(facts: TableFacts, what: str, found: int, wanted: int) -> None:
 
 def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
     """SQL: a value that is equal for rows whose columns are equal byte by byte, and for no others; null where the
-    server makes no text of them, as it is longer than max_allowed_packet. The error value of an ENUM is not its
-    label ''."""
+    server makes no text of them, as it is longer than max_allowed_packet."""
     parts = []
     for name in columns:
         column, kind = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type
-        if ambiguous(facts, [name]):
-            value = f"{column} + 0"
-        elif kind.base not in _BYTES:
+        if kind.base not in _BYTES:
             value = as_text(facts, name, False, row)
         elif kind.labels or (kind.length or _LONG) < _LONG:
             value = f"HEX({column})"

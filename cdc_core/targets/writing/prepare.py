@@ -4,7 +4,7 @@
     <database>._lockstep_version_<table>     instead of it, with guard.store: table: the version of each row, by key
     <database>._lockstep_tombstone_<table>   one row per deleted key, so that a late insert cannot revive it
 
-and the tables that those of a database have in common (bookkeeping.py).
+and the tables that those of a database have in common (table_states.py).
 
 Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys
 are equal by one rule everywhere: the collation, padding, scale and precision of the table itself. Where the table's key
@@ -29,9 +29,10 @@ from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.mysql.connections import quote, sensible
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.targets.bookkeeping.table_states import OF_A_RUN, create, tables_locked
-from cdc_core.targets.reading.server_words import reason
-from cdc_core.targets.reading.table_facts import TableFacts, declared_text, table_facts
-from cdc_core.targets.reading.target_faults import is_row_error, known, translated
+from cdc_core.targets.reading.table_facts import TableFacts, table_facts
+from cdc_core.targets.reading.target_faults import is_row_error, known, reason, translated
+from cdc_core.targets.tables.table_definition import DefinitionReader
+from cdc_core.targets.tables.type_pairs import LARGE
 from cdc_core.targets.writing.guard_sql import newer_or_equal_sql
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,6 @@ _NAME_CHARS = 64
 _DUPLICATE_COLUMN = 1060
 _DUPLICATE_KEY = 1062
 _NEWEST = "_lockstep_newest"
-_UNINDEXED = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
-"""Types that a primary key takes only by a prefix; MariaDB has unique keys over whole values."""
 
 
 def tombstones_table(table: str) -> str:
@@ -81,17 +80,16 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
 def prepare_several(connection: pymysql.Connection[Any], tables: Sequence[TableFacts]) -> list[TableFacts]:
     """Adds what is missing to tables of one database; the facts afterwards. The server is asked once for all of them.
 
-    The connection has the settings of session.WRITING: key columns are copied as the table has them, zero dates too.
-    Raises Refused (connection.grant, target.prepare, config.table_rule), RetryLater (target.busy,
-    connection.unreachable) of
-    the first table that cannot be prepared; those after it may have been left as they were.
+    The connection has the settings of session_settings.WRITING: key columns are copied as the table has them, zero
+    dates too. Raises Refused (connection.grant, target.prepare, config.table_rule), RetryLater (target.busy,
+    connection.unreachable) of the first table that cannot be prepared; those after it may have been left as they were.
     """
     database = tables[0].database
     there = ours_beside(connection, database, [facts.table for facts in tables])
     with connection.cursor() as cursor:
         for facts in tables:
             with _preparing(facts):
-                _require_store(cursor, facts, there)
+                require_store(connection, facts, there)
         with _preparing(tables[0]):
             create(cursor, database, OF_A_RUN)
     altered = {facts.table for facts in tables if _add_missing(connection, facts, there)}
@@ -145,39 +143,17 @@ Ours = Mapping[str, Mapping[str, str]]
 
 
 @sensible("target")
-def require_store(connection: pymysql.Connection[Any], facts: TableFacts, there: Ours | None = None) -> None:
-    """Raises Refused (config.table_rule) when versions of the rows are kept where `guard.store` does not look.
-
-    there: what ours_beside says, if it is known.
-    """
-    with connection.cursor() as cursor:
-        _require_store(cursor, facts, _ours(cursor, facts.database, [facts.table]) if there is None else there)
-
-
-@sensible("target")
 def ours_beside(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> Ours:
     """Lockstep's tables in a database, and those beside the named tables."""
-    with connection.cursor() as cursor:
-        return _ours(cursor, database, tables)
-
-
-def _ours(cursor: Any, database: str, tables: Collection[str]) -> Ours:
     names = [*OF_A_RUN]
     names += [beside(table) for table in tables for beside in (tombstones_table, versions_table)]
-    cursor.execute(
-        "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME "
-        f"FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN ({', '.join(['%s'] * len(names))})",
-        (database, *names),
-    )
-    found: dict[str, dict[str, str]] = {}
-    for table, column, declared, charset, collation in cursor.fetchall():
-        found.setdefault(table, {})[column.lower()] = declared_text(declared, charset, collation)
-    return found
+    columns = DefinitionReader(connection, database, names).columns()
+    return {table: {column.name.lower(): column.declared for column in some} for table, some in columns.items()}
 
 
 def indexable(facts: TableFacts, key: Sequence[str]) -> bool:
     """Whether an ordinary index takes the whole key."""
-    return all(facts.by_name[name.lower()].type.base not in _UNINDEXED for name in key)
+    return all(facts.by_name[name.lower()].type.base not in LARGE for name in key)
 
 
 def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, there: Ours) -> None:
@@ -265,7 +241,10 @@ def _keep_newest(cursor: Any, facts: TableFacts, name: str, definition: str) -> 
     cursor.execute(f"DROP TEMPORARY TABLE {newest}")
 
 
-def _require_store(cursor: Any, facts: TableFacts, there: Ours) -> None:
+@sensible("target")
+def require_store(connection: pymysql.Connection[Any], facts: TableFacts, there: Ours) -> None:
+    """Raises Refused (config.table_rule) when versions of the rows are kept where `guard.store` does not look. there:
+    what ours_beside says."""
     if facts.keyless:
         return
     versions = versions_table(facts.table)
@@ -273,8 +252,10 @@ def _require_store(cursor: Any, facts: TableFacts, there: Ours) -> None:
         raise _moved(facts, VERSION_COLUMN, "row", f"the column {VERSION_COLUMN}")
     # Rows that have the column have had it before: only a way back, let through a fence, keeps others beside it.
     if not facts.beside and not facts.versioned and versions in there:
-        cursor.execute(f"SELECT 1 FROM {quote(facts.database)}.{quote(versions)} LIMIT 1")
-        if cursor.fetchone():
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT 1 FROM {quote(facts.database, versions)} LIMIT 1")
+            kept = cursor.fetchone()
+        if kept:
             raise _moved(facts, versions, "table", f"the table {versions}")
 
 

@@ -23,14 +23,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_core.history.guard import TargetVersion
 from cdc_core.model.merged_columns import FORMER_SHARD_KEYS, KEY_CHAIN, SHARD_UNKNOWN, MergedOp
+from cdc_core.model.row_versions import version_hex
 from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, absent_text, lacking
 from cdc_core.model.version import newer_or_equal
 from cdc_core.targets.reading.destination import Destination, ShardSessions
-from cdc_core.targets.tables.enums import ERROR_TEXT
-from cdc_core.targets.tables.text_columns import is_bytes, row_keys, version_hex
+from cdc_core.targets.tables.text_columns import is_bytes, row_keys
 from cdc_core.targets.writing.load import absent_values
-from cdc_core.targets.writing.versions import TargetVersion, versions_of
+from cdc_core.targets.writing.versions import versions_of
 
 _EVERY = -1
 ShardHolding = tuple[int, TargetVersion]
@@ -192,10 +193,10 @@ def _filled(rows: pa.RecordBatch, fills: Mapping[int, Mapping[str, str | None]])
     for at, values in fills.items():
         said = []
         for name, text in values.items():
-            if text is not None and text != ERROR_TEXT and pa.types.is_string(rows.schema.field(name).type):
+            if text is not None and pa.types.is_string(rows.schema.field(name).type):
                 texts.setdefault(name, {})[at] = text  # a literal would be an ENUM's error value, or bytes
             elif text is not None:
-                said.append((name, "" if text == ERROR_TEXT else text))
+                said.append((name, text))
         literals[at] = [*(literals[at] or []), *said]
         absent[at] = absent_text(name for name in json.loads(absent[at]) if name not in values)
     for name, found in texts.items():

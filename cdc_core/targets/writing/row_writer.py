@@ -1,11 +1,11 @@
-"""The guarded bulk write of one shard table: all of a run's rows, or a part of them (target.parts), in one transaction,
-or nothing.
+"""The guarded bulk write of one shard table: all of a run's rows, or a part of them (write_parts.py), in one
+transaction, or nothing.
 
     load     the rows into a temporary table (outside the transaction)
     lock     a named lock per table, so that two runs take turns; in the transaction the rows' own locks
-    fence    where one is raised (target.fence), nothing is written
-    layout   of a table that has the rows of another shard or layout (target.placement), nothing is written
-    twins    among rows whose keys are equal in the table, the newest counts (target.keys)
+    fence    where one is raised (fence.py), nothing is written
+    layout   of a table that has the rows of another shard or layout (placement.py), nothing is written
+    twins    among rows whose keys are equal in the table, the newest counts (target_keys.py)
     complete values that the log did not carry are taken from the target's own row
     guard    rows older than the target's row or tombstone are marked stale and not written
     refuse   rows that would hit another source table's row, or that still lack values: nothing is written
@@ -17,14 +17,13 @@ or nothing.
              keys is left; what is written under their keys has replaced them
     ledger   what was done, in the same transaction; then commit
 
-Into a table that is empty, rows that are plain upserts go without the temporary table (target.direct), in the same
+Into a table that is empty, rows that are plain upserts go without the temporary table (direct.py), in the same
 transaction as their fence, layout and ledger; so do those of a part whose range of keys is empty. A few deletes among
 them leave their tombstones in the same transaction.
 
 Unique values that another row holds: the upsert is tried as it is, which costs nothing when there are none.
-If it fails or does not verify, it is undone, and the rows that hold such values are taken out first; this batch
-must write each of them, otherwise `target.unique_conflict` refuses all. So a swap works, and no row is ever hit
-that the batch does not own.
+If it fails or does not verify, it is undone, and the rows that the batch writes are taken out first, then inserted
+(unique_keys.py). So a swap works, and no row is ever hit that the batch does not own: `target.unique_conflict`.
 
 Triggers of the target fire; foreign keys are not checked (the source did) and do not cascade.
 Operations: MergedOp. A row that left this shard comes with the arrivals too, for the unique values that it frees.
@@ -35,8 +34,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import pymysql
@@ -49,10 +49,8 @@ from cdc_core.mysql.connections import SafeConnection, Server, sensible
 from cdc_core.mysql.server_errors import ErrorKind, kind_of, number_of
 from cdc_core.targets.bookkeeping.placement import begin_write
 from cdc_core.targets.bookkeeping.table_states import LEDGER, lock_table
-from cdc_core.targets.reading.server_words import reason
-from cdc_core.targets.reading.table_facts import TableFacts, written_columns
-from cdc_core.targets.reading.target_faults import is_row_error, known, translated
-from cdc_core.targets.tables.enums import ambiguous, copy_error_values
+from cdc_core.targets.reading.table_facts import TableFacts, table_name, written_columns
+from cdc_core.targets.reading.target_faults import is_row_error, known, reason, translated
 from cdc_core.targets.tables.target_keys import (
     of_another_table,
     require_own_rows,
@@ -60,7 +58,7 @@ from cdc_core.targets.tables.target_keys import (
     shared_key,
     spelled_apart,
 )
-from cdc_core.targets.tables.unique_keys import create_taken, needs_care, restore_extra, take_out
+from cdc_core.targets.tables.unique_keys import restore_extra, take_out, unique_conflict
 from cdc_core.targets.writing import direct
 from cdc_core.targets.writing.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.targets.writing.load import (
@@ -81,15 +79,7 @@ from cdc_core.targets.writing.load import (
     target_name,
 )
 from cdc_core.targets.writing.target_truncates import Truncates, keep_truncates, loaded_truncates, truncates_of
-from cdc_core.targets.writing.versions import (
-    beside,
-    equal_sql,
-    on_key,
-    row_version,
-    table_name,
-    tombstones_name,
-    versions_name,
-)
+from cdc_core.targets.writing.versions import beside, equal_sql, on_key, row_version, tombstones_name, versions_name
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +88,7 @@ TRUNCATE, TRUNCATE_UNCOUNTED = MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED
 NEW, STALE, THERE, EQUAL = RowState
 
 _DUPLICATE = 1062
+_COUNTS = ("written", "stale", "absent")
 ATTEMPTS = 6
 
 
@@ -128,7 +119,7 @@ class WritePart:
 @dataclass(frozen=True, slots=True)
 class ShardWrite:
     """What is written where. placement: which rows the table is for (ShardTable.placement). freshness: as in
-    config.TargetTable. ledger: note the counts (a second pass notes only that it was). quarantine: rows that the table
+    config.MysqlTable. ledger: note the counts (a second pass notes only that it was). quarantine: rows that the table
     rejects are left out, instead of an error. pipeline: the one that writes, which a fence may let through. part: None
     for all rows of the run. after: of a second pass, the number of the run's first transaction; 0 where there was none.
     """
@@ -175,7 +166,7 @@ def write_shard(
     and gives another one afterwards; None: one is opened for this table.
 
     Raises Refused (target.fenced), DataAtRisk (target.layout, target.row_error, target.unique_conflict,
-    target.absent_values, target.key_collapse), RetryLater (target.busy), and what target.faults makes of the
+    target.absent_values, target.key_collapse), RetryLater (target.busy), and what target_faults makes of the
     server's errors. Whatever is raised, nothing was written, unless the connection broke during the commit: then the
     rows may have been written, and a repeated call finds them.
     """
@@ -213,7 +204,6 @@ def _attempt(
                     break
                 except _RowCollision:
                     connection.rollback()
-                    create_taken(cursor, write.facts, file.layout)
                     careful = True
                 except _UnfitRows as found:
                     connection.rollback()
@@ -257,7 +247,7 @@ def _require_written(cursor: Any, write: ShardWrite, as_left: str, arguments: Se
 
 
 def _load_empty(connection: SafeConnection, cursor: Any, write: ShardWrite, file: LoadFile) -> WriteCounts | None:
-    """All of the write, if the table is empty and the rows can go straight into it (target.direct); else nothing. Of a
+    """All of the write, if the table is empty and the rows can go straight into it (direct.py); else nothing. Of a
     part, the range of its keys must be empty."""
     facts = write.facts
     if not (write.ledger and direct.fits(facts, file)):
@@ -292,7 +282,7 @@ def _load_empty(connection: SafeConnection, cursor: Any, write: ShardWrite, file
 class ShardTransaction:
     """The work between `begin` and `commit`: one method per phase, in the order of `run`.
 
-    careful: rows that hold unique values of the batch are taken out first. quarantined: rows left out at the load.
+    careful: the rows that the batch writes are taken out first. quarantined: rows left out at the load.
     """
 
     def __init__(self, cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool, quarantined: int) -> None:
@@ -314,7 +304,7 @@ class ShardTransaction:
         self._loaded = ", ".join([*(f"_l.{name}" for name in names), "_l._v"])
 
     def run(self) -> WriteCounts:
-        twins = settle_twins(self.cursor, self.facts, self.key, self.file.key_widths)
+        twins = settle_twins(self.cursor, self.facts, self.key)
         keep_truncates(self.cursor, self.facts, self._truncates.versions)
         state, special = self._state_sql()
         marked = self.lock(special)
@@ -324,10 +314,8 @@ class ShardTransaction:
         self.refuse(twins=twins)
         states = states_of(self.cursor)
         if self.careful:  # their unique values must be free
-            self.truncate(
-                f"LEFT JOIN {TEMPORARY} _l ON {on_key(self.facts, self.key, left='r', right='_l')} AND {IS_WRITTEN}",
-                "AND _l._n IS NULL",
-            )
+            take_out(self.cursor, self.facts, self.file.layout)
+            self.truncate()
         self.delete(states)
         upserts = sum(states.get((UPSERT, state), 0) for state in (NEW, THERE, EQUAL))
         if upserts:
@@ -363,10 +351,6 @@ class ShardTransaction:
             for column, name in ((column, target_name(self.facts, column)) for column in sorted(self.file.absent))
         ]
         self.cursor.execute(f"UPDATE {self._joined} SET {', '.join(own)} WHERE _l._a IS NOT NULL")
-        for lacking in sorted(self.file.absent):
-            absent = is_absent(self.file.layout, lacking)
-            for column in ambiguous(self.facts, [lacking]):
-                copy_error_values(self.cursor, self._joined, column, to="_l", of="r", where=absent)
 
     def guard(self, state: str, special: str, *, marked: bool) -> bool:
         """Sets the state of loaded rows: those older than the target's row, tombstone or truncate are stale. Returns
@@ -415,15 +399,15 @@ class ShardTransaction:
             f"WHERE {removed} AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
         )
 
-    def truncate(self, among: str = "", which: str = "") -> None:
-        """Removes rows that are older than a truncate. among, which: SQL, a table that tells which of them go."""
+    def truncate(self) -> None:
+        """Removes rows that are older than a truncate."""
         if not self._truncates:
             return
         facts = self.facts
-        rows = f"{table_name(facts)} r{beside(facts, self.key, row='r')} {among}"
-        self.cursor.execute(f"DELETE r FROM {rows} WHERE {self._removed} {which}")
+        rows = f"{table_name(facts)} r{beside(facts, self.key, row='r')}"
+        self.cursor.execute(f"DELETE r FROM {rows} WHERE {self._removed}")
         log.info("%s: %d older rows removed", facts.name, self.cursor.rowcount)
-        if facts.beside and not among:
+        if facts.beside:
             self.cursor.execute(f"DELETE v FROM {versions_name(facts)} v WHERE {self._removed}")
 
     def require_origins(self) -> None:
@@ -448,11 +432,7 @@ class ShardTransaction:
 
     def upsert(self, upserts: int) -> None:
         """Writes the rows, and their versions where these are kept beside the table; then verifies them."""
-        if self.careful:
-            take_out(self.cursor, self.facts, self.file.layout)
         _upsert(self.cursor, self.write, self.file, self._truncates, careful=self.careful)
-        for column in ambiguous(self.facts, written_columns(self.facts, self.file.layout.columns)):
-            copy_error_values(self.cursor, self._joined, column, to="r", of="_l", where=IS_WRITTEN)
         if self.careful:
             restore_extra(self.cursor, self.facts, self.file.layout)
         if self.facts.beside:
@@ -533,21 +513,29 @@ def states_of(cursor: Any) -> States:
 
 def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates, *, careful: bool) -> None:
     try:
-        for statement in _upsert_sql(write, file, truncates, ""):
+        for statement in _upsert_sql(write, file, truncates, "", careful=careful):
             cursor.execute(statement)
     except pymysql.err.MySQLError as error:
-        if number_of(error) == _DUPLICATE and not careful and needs_care(write.facts, file.layout):
+        if number_of(error) == _DUPLICATE and not careful:
             raise _RowCollision from None
         if not is_row_error(error):
             raise
+
         # The statement was undone, the transaction continues: find the rows that failed it, then undo everything.
-        found = _failing(
-            cursor,
-            lambda low, high: _upsert_sql(write, file, truncates, f"AND _l._n BETWEEN {low} AND {high}"),
-            first=not write.quarantine,
-        )
-        if not careful and needs_care(write.facts, file.layout) and _DUPLICATE in map(number_of, found.values()):
+        def execute(low: int, high: int) -> None:
+            for statement in _upsert_sql(
+                write, file, truncates, f"AND _l._n BETWEEN {low} AND {high}", careful=careful
+            ):
+                cursor.execute(statement)
+
+        cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
+        failing = failing_lines(execute, *map(int, cursor.fetchone()))
+        found = dict(islice(failing, MAX_UNFIT + 1 if write.quarantine else 1))
+        held = [line for line, one in sorted(found.items()) if number_of(one) == _DUPLICATE]
+        if held and not careful:
             raise _RowCollision from None  # which another error of all rows at once has hidden
+        if held:
+            raise unique_conflict(write.facts, _key_of(cursor, held[0]), found[held[0]]) from None
         if not found:
             # Every part was written, down to single rows. MariaDB refuses several rows by one INSERT (...) SELECT, with
             # 1048, if the table has a BEFORE INSERT trigger and a NOT NULL column without a default.
@@ -556,13 +544,17 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates
         if write.quarantine:
             raise _UnfitRows({line: reason(one) for line, one in found.items()}) from error
         line = min(found)
-        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (line,))
-        row = cursor.fetchone()
-        raise rejected(write.facts, bytes(row[0]) if row else None, found[line]) from None
+        raise rejected(write.facts, _key_of(cursor, line), found[line]) from None
 
 
-def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: str) -> list[str]:
+def _key_of(cursor: Any, line: int) -> bytes:
+    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (line,))
+    return bytes(cursor.fetchone()[0])
+
+
+def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: str, *, careful: bool) -> list[str]:
     """The version goes first: assignments run from left to right, so that each other column sees which row won.
+    careful: the rows were taken out, and none is there to be updated.
 
     If the version is kept beside the row, nothing in the row would show that a unique value had led to another row:
     existing rows are updated by their key, the others inserted, and a unique value on another row is an error.
@@ -574,6 +566,12 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: 
     names = [target_name(facts, name) for name in written_columns(facts, file.layout.columns)]
     keys = {target_name(facts, name) for name in file.layout.key}
     old = table_name(facts)
+    insert = (
+        f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
+        f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l WHERE {IS_WRITTEN} {extra}"
+    )
+    if careful:
+        return [insert]
     version = f"{old}.{VERSION_COLUMN}"
     wins = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"{old}.{fresh}")
     if truncates:
@@ -585,19 +583,11 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: 
     if spelled_apart(facts, file.layout.key):
         # The key is spelled as written now, on the row that has it; another unique value may have led to another row.
         own = on_key(facts, file.layout.key, right=old)
-        # Not an ENUM: it has one spelling, and IF would turn its error value into the label ''.
-        enums = {
-            target_name(facts, name) for name in file.layout.key if facts.by_name[name.lower()].type.base == "enum"
-        }
         changes += [
             f"{old}.{name} = IF({version} <=> _l._v AND {own}, _l.{name}, {old}.{name})"
-            for name in sorted(keys.intersection(names) - enums)
+            for name in sorted(keys.intersection(names))
         ]
-    return [
-        f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
-        f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l "
-        f"WHERE {IS_WRITTEN} {extra} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
-    ]
+    return [f"{insert} ON DUPLICATE KEY UPDATE {', '.join(changes)}"]
 
 
 def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
@@ -619,32 +609,24 @@ def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     ]
 
 
-def _failing(
-    cursor: Any, statements: Callable[[int, int], list[str]], *, first: bool
-) -> dict[int, pymysql.err.MySQLError]:
-    """Line numbers of the rows that the table rejects, with the error of each alone, by bisection; all of it is undone
-    later.
-
-    first: one row is enough.
-    """
-    cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
-    low, high = (int(value) for value in cursor.fetchone())
-    found: dict[int, pymysql.err.MySQLError] = {}
+def failing_lines(
+    execute: Callable[[int, int], object], low: int, high: int
+) -> Iterator[tuple[int, pymysql.err.MySQLError]]:
+    """Executes something for the lines from `low` to `high`, by halves of what the table rejects, down to single lines:
+    those that it rejects alone, each with the error."""
     ranges = [(low, high)]
-    while ranges and len(found) <= (0 if first else MAX_UNFIT):
+    while ranges:
         low, high = ranges.pop()
         try:
-            for statement in statements(low, high):
-                cursor.execute(statement)
+            execute(low, high)
         except pymysql.err.MySQLError as error:
             if known(error) and not is_row_error(error):
                 raise
             middle = (low + high) // 2
             if low == high:
-                found[low] = error
+                yield low, error
             else:
                 ranges += [(middle + 1, high), (low, middle)]
-    return found
 
 
 def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
@@ -678,31 +660,20 @@ def note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> WriteCounts:
     A part notes what has been done so far. Only the last one gives the row its number: until then the row shows no
     write of the run (0), or an earlier one that was whole."""
     cursor.execute(f"SELECT COALESCE(MAX(number), 0) + 1 FROM {LEDGER} WHERE table_name = %s", (write.facts.table,))
-    number = int(cursor.fetchone()[0])
-    named = "run_id, table_name, logical, written, stale, absent, number"
-    run = [write.run_id, write.facts.table, write.logical]
-    if write.part:
-        return _note_part(cursor, write.part, run, counts, number)
-    if write.ledger:
-        figures = [counts.written, counts.stale, counts.absent, number]
-        cursor.execute(f"REPLACE INTO {LEDGER} ({named}) VALUES (%s, %s, %s, %s, %s, %s, %s)", [*run, *figures])
-    else:  # the counts are those of the first pass
-        cursor.execute(
-            f"INSERT INTO {LEDGER} ({named}) VALUES (%s, %s, %s, %s, %s, %s, %s) ON DUPLICATE KEY UPDATE number = %s",
-            [*run, 0, 0, 0, number, number],
-        )
-    return replace(counts, number=number)
-
-
-def _note_part(cursor: Any, part: WritePart, run: Sequence[str], counts: WriteCounts, number: int) -> WriteCounts:
-    before = part.before or replace(counts, written=0, stale=0, absent=0)
-    now: list[Any] = [getattr(before, name) + getattr(counts, name) for name in ("written", "stale", "absent")]
-    now += [part.mark, *([] if part.more else [number])]
-    whole = "" if part.more else ", number = %s"
+    number, part = int(cursor.fetchone()[0]), write.part
+    before = part.before if part else None
+    noted: dict[str, Any] = {}
+    if write.ledger:  # otherwise the counts are those of the first pass
+        noted = {one: getattr(counts, one) + (getattr(before, one) if before else 0) for one in _COUNTS}
+    if part:
+        noted["at"] = part.mark
+    if not (part and part.more):
+        noted["number"] = number
+    row = {"run_id": write.run_id, "table_name": write.facts.table, "logical": write.logical}
+    row |= dict.fromkeys((*_COUNTS, "number"), 0) | noted
     cursor.execute(
-        f"INSERT INTO {LEDGER} (run_id, table_name, logical, written, stale, absent, at, number) "
-        f"VALUES (%s, %s, %s, %s, %s, %s, %s, {0 if part.more else '%s'}) "
-        f"ON DUPLICATE KEY UPDATE written = %s, stale = %s, absent = %s, at = %s{whole}",
-        [*run, *now, *now],
+        f"INSERT INTO {LEDGER} ({', '.join(row)}) VALUES ({', '.join(['%s'] * len(row))}) "
+        f"ON DUPLICATE KEY UPDATE {', '.join(f'{name} = %s' for name in noted)}",
+        [*row.values(), *noted.values()],
     )
-    return counts if part.more else replace(counts, number=number)
+    return replace(counts, number=number) if "number" in noted else counts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc_core.model.merged_columns import MergedOp
-from cdc_core.model.version import origin_of, other_origin
+from cdc_core.model.version import origin_of
 from cdc_core.mysql.connections import bytes_literal, quote, utf8_literal
 from cdc_core.targets.bookkeeping.table_states import TRUNCATES
 from cdc_core.targets.reading.table_facts import TableFacts
@@ -44,10 +44,6 @@ class Truncates:
             for one in map(bytes_literal, self.versions)
         )
 
-    def concerning(self, version: bytes) -> list[bytes]:
-        """Those that concern a change with this version."""
-        return [one for one in self.versions if not other_origin(version, one)]
-
 
 def _of_one_table(truncate: bytes, version: str) -> str:
     """Without an origin, it concerns every row of the table: one source table feeds it."""
@@ -75,7 +71,7 @@ def truncates_of(cursor: Any, facts: TableFacts) -> Truncates:
 
 
 def loaded_truncates(cursor: Any, loaded: str) -> Truncates:
-    """Those among the loaded rows."""
+    """The truncates among the loaded rows."""
     ops = f"'{MergedOp.TRUNCATE}', '{MergedOp.TRUNCATE_UNCOUNTED}'"
     cursor.execute(f"SELECT _v FROM {loaded} WHERE _o IN ({ops})")
     return Truncates(tuple(sorted({bytes(row[0]) for row in cursor.fetchall()})))

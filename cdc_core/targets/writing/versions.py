@@ -6,75 +6,24 @@ Keys are loaded into a temporary table and joined with the target by its key ind
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cdc_core.errors import Refused
-from cdc_core.model.merged_columns import RowClass
+from cdc_core.history.guard import HeldVersions, newest_tombstone
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.schema import TEXT_BASES
-from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, newer_or_equal_each, origin_of, other_origin
+from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.mysql.connections import SafeConnection, is_mariadb, quote, sensible
 from cdc_core.targets.reading.answers import columns_of
-from cdc_core.targets.reading.table_facts import TableFacts
-from cdc_core.targets.tables.enums import ambiguous, error_or
-from cdc_core.targets.tables.text_columns import version_bytes
+from cdc_core.targets.reading.table_facts import TableFacts, table_name
 from cdc_core.targets.writing.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.targets.writing.prepare import tombstones_table, versions_table
-from cdc_core.targets.writing.target_truncates import Truncates, truncates_of
-
-
-@dataclass(frozen=True, slots=True)
-class TargetVersion:
-    """What the target holds under one key. Usually exactly one of `row` and `tombstone`; neither: never seen.
-
-    row:       version of the row; b"" when the row is there but Lockstep never wrote it; None when it is not.
-    tombstone: version of the delete or truncate that removed it, or None.
-    fresher:   of the freshness column, if the table has one: 1 ours is greater, 0 equal, -1 less.
-    values:    of the row, as target.text has them, those that were asked for; enums.ERROR_TEXT for the error value of
-               an ENUM that has the label '' too.
-    """
-
-    row: bytes | None = None
-    tombstone: bytes | None = None
-    fresher: int = 0
-    values: Mapping[str, str | None] = field(default_factory=dict)
-
-
-class HeldVersions(Sequence[TargetVersion]):
-    """What a target holds under each of several keys.
-
-    rows, tombstones: as in TargetVersion, null for None. fresher: of each. values: by the number of the key.
-    """
-
-    def __init__(
-        self,
-        rows: pa.BinaryArray,
-        tombstones: pa.BinaryArray,
-        fresher: npt.NDArray[np.int64],
-        values: Mapping[int, Mapping[str, str | None]] = MappingProxyType({}),
-    ) -> None:
-        self.rows, self.tombstones, self.fresher, self.values = rows, tombstones, fresher, values
-
-    @classmethod
-    def nothing(cls, count: int) -> HeldVersions:
-        return cls(pa.nulls(count, pa.binary()), pa.nulls(count, pa.binary()), np.zeros(count, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
-        return TargetVersion(
-            self.rows[at].as_py(), self.tombstones[at].as_py(), int(self.fresher[at]), self.values.get(at, {})
-        )
+from cdc_core.targets.writing.target_truncates import truncates_of
 
 
 @sensible("target")
@@ -106,18 +55,10 @@ def versions_of(
             create_temporary(cursor, facts, layout)
             file.add(rows)
             load(cursor, facts, file, tolerant=tolerant)
-        fresher = "0"
-        if freshness:
-            name = target_name(facts, freshness)
-            fresher = (
-                f"CASE WHEN {is_absent(layout, freshness)} OR _l.{name} <=> r.{name} THEN 0 "
-                f"WHEN r.{name} IS NULL THEN 1 WHEN _l.{name} IS NULL THEN -1 "
-                f"WHEN _l.{name} > r.{name} THEN 1 ELSE -1 END"
-            )
         joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts, key)}"
         numbers, found, orders = columns_of(
             connection,
-            f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher} FROM {joined}",
+            f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {_fresher(facts, layout, freshness)} FROM {joined}",
             (pa.int64(), pa.binary(), pa.int64()),
             rows=count,
             where=facts.name,
@@ -145,12 +86,24 @@ def versions_of(
         if truncated:
             own = version_bytes(rows).to_pylist()
             newest = [
-                _newest_tombstone(one, version, truncated)
-                for one, version in zip(tombstones.to_pylist(), own, strict=True)
+                newest_tombstone(tombstone, version, truncated.versions)
+                for tombstone, version in zip(tombstones.to_pylist(), own, strict=True)
             ]
             tombstones = pa.array(newest, pa.binary())
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
     return HeldVersions(row_versions, tombstones, order, values)
+
+
+def _fresher(facts: TableFacts, layout: Layout, freshness: str | None) -> str:
+    """The SQL of TargetVersion.fresher, between the loaded rows `_l` and the target's, `r`."""
+    if not freshness:
+        return "0"
+    name = target_name(facts, freshness)
+    return (
+        f"CASE WHEN {is_absent(layout, freshness)} OR _l.{name} <=> r.{name} THEN 0 "
+        f"WHEN r.{name} IS NULL THEN 1 WHEN _l.{name} IS NULL THEN -1 "
+        f"WHEN _l.{name} > r.{name} THEN 1 ELSE -1 END"
+    )
 
 
 def _holds_nothing(cursor: Any, facts: TableFacts) -> bool:
@@ -181,10 +134,10 @@ def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
 
 def _whole_text(facts: TableFacts, name: str, as_hex: bool) -> str:
     """As `as_text`, of values of any length: MariaDB makes null, with a mere warning, of a CAST that is longer than
-    max_allowed_packet. ERROR_TEXT for the error value of an ENUM."""
+    max_allowed_packet."""
     if not as_hex and facts.by_name[name.lower()].type.base in (*TEXT_BASES, "json"):
         return f"r.{target_name(facts, name)}"
-    return error_or(facts, name, as_text(facts, name, as_hex))
+    return as_text(facts, name, as_hex)
 
 
 LARGER_PACKETS = (
@@ -209,23 +162,6 @@ def _require_whole_documents(
             )
 
 
-def _newest_tombstone(tombstone: bytes | None, version: bytes, truncated: Truncates) -> bytes | None:
-    """The newest tombstone that concerns a change with this version."""
-    newest = tombstone
-    for one in truncated.concerning(version):
-        if newest is None or other_origin(version, newest) or newer_or_equal(one, newest):
-            newest = one
-    return newest
-
-
-def without_removed(held: TargetVersion, removing: Truncates) -> TargetVersion:
-    """What the target will hold once truncates of the run have removed older rows."""
-    gone = held.row is not None and any(
-        newer_or_equal(one, held.row) for one in removing.versions if origin_of(one) in (b"", origin_of(held.row))
-    )
-    return replace(held, row=None, fresher=0) if gone else held
-
-
 _AS_BYTES = TEXT_BASES | {"enum", "set"}
 
 
@@ -238,20 +174,12 @@ def equal_sql(facts: TableFacts, name: str) -> str:
     return f"(r.{column} <=> _l.{column})"
 
 
-def table_name(facts: TableFacts) -> str:
-    return f"{quote(facts.database)}.{quote(facts.table)}"
-
-
 def tombstones_name(facts: TableFacts) -> str:
-    return f"{quote(facts.database)}.{quote(tombstones_table(facts.table))}"
+    return quote(facts.database, tombstones_table(facts.table))
 
 
 def on_key(facts: TableFacts, key: Sequence[str], left: str = "_l", right: str = "r") -> str:
-    names = [target_name(facts, name) for name in key]
-    terms = [f"{right}.{name} = {left}.{name}" for name in names]
-    # An index finds an ENUM by its number. Without one, servers compare texts: index 0 would be the label ''.
-    enums = [quote(column.name) for column in ambiguous(facts, key)]
-    return " AND ".join([*terms, *(f"{right}.{name} + 0 = {left}.{name} + 0" for name in enums)])
+    return " AND ".join(f"{right}.{name} = {left}.{name}" for name in (target_name(facts, name) for name in key))
 
 
 def row_version(facts: TableFacts) -> str:
@@ -265,64 +193,4 @@ def beside(facts: TableFacts, key: Sequence[str], row: str = "_l") -> str:
 
 
 def versions_name(facts: TableFacts) -> str:
-    return f"{quote(facts.database)}.{quote(versions_table(facts.table))}"
-
-
-def classify(held: TargetVersion, version: bytes, *, upsert: bool, born: bool, by_column: bool) -> tuple[RowClass, str]:
-    """What a winner will do at the target, and why if it is stale.
-
-    born:      the row came to life within the run (insert, snapshot, arrival under this key).
-    by_column: the table has a freshness column. It decides upserts over a row; the version decides the rest.
-    """
-    buried = held.tombstone is not None and not other_origin(version, held.tombstone)
-    if buried and held.tombstone is not None and not newer_or_equal(version, held.tombstone):
-        return RowClass.STALE, "the key was deleted by a newer change"
-    if held.row is None:
-        return (RowClass.INSERT if born else RowClass.REVIVED, "") if upsert else (RowClass.ABSENT, "")
-    if upsert and by_column and held.fresher:
-        return (
-            (RowClass.UPDATE, "") if held.fresher > 0 else (RowClass.STALE, "the target's freshness column is greater")
-        )
-    if not newer_or_equal(version, held.row):
-        return RowClass.STALE, "the target has a newer version of the row"
-    if not upsert and version == held.row:
-        return RowClass.STALE, "the same change has given the row a key that is equal in the target"
-    return (RowClass.UPDATE, "") if upsert else (RowClass.DELETE, "")
-
-
-def classify_each(
-    held: HeldVersions,
-    versions: pa.BinaryArray,
-    upserts: npt.NDArray[np.bool_],
-    born: npt.NDArray[np.bool_],
-    *,
-    by_column: bool,
-    removing: Truncates,
-) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
-    """`classify` of many winners: the class of each, and the reason of each that is stale.
-
-    removing: truncates of the run, which remove older rows of the target first.
-    """
-    there = np.asarray(held.rows.is_valid())
-    newer = np.asarray(newer_or_equal_each(versions, held.rows).fill_null(True))
-    equal = np.asarray(pc.equal(versions, held.rows).fill_null(False))
-    classes: npt.NDArray[np.object_] = np.full(len(there), RowClass.ABSENT, object)
-    classes[upserts] = RowClass.REVIVED
-    classes[upserts & born] = RowClass.INSERT
-    classes[there] = RowClass.DELETE
-    classes[there & upserts] = RowClass.UPDATE
-    stale = there & (~newer | (equal & ~upserts))
-    # One by one: what has a tombstone, what a column decides, and what a truncate may remove.
-    single = np.asarray(held.tombstones.is_valid()) | stale
-    if by_column:
-        single |= held.fresher != 0
-    if removing:
-        single |= there
-    reasons: npt.NDArray[np.object_] = np.full(len(there), None, object)
-    for at in np.flatnonzero(single).tolist():
-        known = without_removed(held[at], removing)
-        classes[at], reason = classify(
-            known, versions[at].as_py(), upsert=bool(upserts[at]), born=bool(born[at]), by_column=by_column
-        )
-        reasons[at] = reason or None
-    return classes, reasons
+    return quote(facts.database, versions_table(facts.table))

@@ -1,14 +1,15 @@
 """The rows that a run has for a shard table: written in one transaction, or, if there are many, in parts.
 
-Each part is a write of its own (target.write), one after the other: with its own lock, fence, layout and guard, and its
-own transaction. A part has the next so many rows as they come. No key is in two parts, so that nothing depends on where
-the parts are cut: a run that was killed after some parts writes all of them again, and the guard finds what is there.
+Each part is a write of its own (row_writer.py), one after the other: with its own lock, fence, layout and guard, and
+its own transaction. A part has the next so many rows as they come. No key is in two parts, so that nothing depends on
+where the parts are cut: a run that was killed after some parts writes all of them again, and the guard finds what is
+there.
 
 May assume that no two rows have one key. That is as safe as one transaction where the write of a row depends on nothing
 but what the target has under its key; `why_whole` says where it depends on more.
-The row of the shard's ledger counts the parts so far, and shows a whole write with the last of them (write.note). Each
-part after the first requires the row to be as the part before has left it: between two parts the server may have failed
-over to one that lacks some, or the table may have been dropped and created again.
+The row of the shard's ledger counts the parts so far, and shows a whole write with the last of them (row_writer.note).
+Each part after the first requires the row to be as the part before has left it: between two parts the server may have
+failed over to one that lacks some, or the table may have been dropped and created again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pyarrow as pa
 from cdc_core.model.run_plan import MergeCounts, WriteCounts
 from cdc_core.mysql.connections import SafeConnection, Server
 from cdc_core.targets.reading.table_facts import TableFacts
-from cdc_core.targets.tables.target_keys import spelled_apart
+from cdc_core.targets.tables.target_keys import may_be_twins
 from cdc_core.targets.tables.unique_keys import may_collide
 from cdc_core.targets.writing.load import Layout, LoadFile
 from cdc_core.targets.writing.row_writer import ShardResult, ShardWrite, Transact, WritePart, write_shard
@@ -32,10 +33,9 @@ from cdc_core.targets.writing.row_writer import ShardResult, ShardWrite, Transac
 def why_whole(facts: TableFacts, layout: Layout, merged: MergeCounts, *, quarantine: bool) -> str:
     """Why all rows of a run must be written to the table in one transaction; "" if parts are as safe. merged: what the
     run has for the logical table."""
-    bases = {facts.by_name[name.lower()].type.base for name in layout.key}
     reasons = {
         "it has no key": not layout.key,
-        "its key may be spelled in several ways": spelled_apart(facts, layout.key) or "binary" in bases,
+        "its key may be spelled in several ways": may_be_twins(facts, layout.key),
         "it has a unique key beside the rows' own": may_collide(facts, layout),
         "it has triggers": bool(facts.triggers),
         "several source tables may feed it": layout.shared,

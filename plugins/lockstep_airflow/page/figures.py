@@ -18,19 +18,20 @@ from urllib.parse import quote
 from cdc_core import config
 from cdc_core.errors import InternalError, LockstepError, to_document
 from cdc_core.meta import Meta, RunState
-from cdc_core.meta.health import retention_left_s
+from cdc_core.meta.health import Level, Problem, retention_left_s
 from cdc_core.model.readable import moment
 from cdc_core.model.run_plan import plan_folder, quality_folder, quality_report
 from cdc_core.model.windows import to_us
 from cdc_core.operations.cutover.cutover_report import cutover_document
-from cdc_core.operations.status_report import health, ledger_document, problem_document, run_document, status_document
+from cdc_core.operations.status_report import ledger_document, problem_document, report_of, run_document
 from lockstep_airflow.page import airflow_state
 from lockstep_airflow.pipelines import read_folder
 from lockstep_airflow.run_context import run_name_of
 from lockstep_airflow.specs import snapshot_dag_id_of
 
 if TYPE_CHECKING:
-    from cdc_core.meta import Account, BatchRow, LedgerRow, RunRow
+    from cdc_core.meta import BatchRow, LedgerRow, RunRow
+    from cdc_core.meta.overviews import Account
     from lockstep_airflow.specs import DagSpec
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,10 @@ def figures(
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         entries = list(pool.map(lambda specs: _entry(specs[0], _read), asked))
     known = airflow_state.dags([spec.dag_id for specs in asked for spec in specs])
-    now_us = to_us(datetime.now(UTC))
     for entry, specs in zip(entries, asked, strict=True):
-        _add_airflow(entry, [spec.dag_id for spec in specs], known, now_us)
+        _add_airflow(entry, [spec.dag_id for spec in specs], known)
     return {
-        "now": moment(now_us),
+        "now": moment(to_us(datetime.now(UTC))),
         "folder": str(folder),
         "pipelines": [
             entry | {"trigger": _triggers(specs, may_trigger)} for entry, specs in zip(entries, asked, strict=True)
@@ -90,7 +90,7 @@ def ledger(folder: Path, pipeline: str, run_id: str) -> dict[str, Any] | None:
     if not specs:
         return None
     entry = _entry(specs[0], read)
-    _add_airflow(entry, [spec.dag_id for spec in specs], {}, to_us(datetime.now(UTC)))
+    _add_airflow(entry, [spec.dag_id for spec in specs], {})
     return entry
 
 
@@ -150,8 +150,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         seen = meta.overviews.find(targets, pipeline.windows)
         switched = meta.cutovers.latest(pipeline.pipeline)
         moved = None if switched is None else cutover_document(meta, switched, pipeline.cutover)
-    known = {one.source for one in seen.status.sources}
-    document = status_document(seen.status, [one.name for one in pipeline.sources if one.name not in known])
+    document = report_of(pipeline, seen.status).to_json()
     start_us, end_us = pipeline.windows.containing(seen.status.now_us)
     left = {one.source: retention_left_s(one, seen.status.now_us) for one in seen.status.sources}
     lags_us = [one.lag_us for one in seen.status.sources]
@@ -160,7 +159,6 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         "schedule": pipeline.schedule,
         "cutover": moved,
         "interval_s": (end_us - start_us) / 1e6,
-        "problems": [problem_document(one) for one in health(seen.status, pipeline)],
         "sources": [one | {"log_kept_s": left.get(one["source"])} for one in document["sources"]],
         "tables": [
             {
@@ -173,7 +171,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
             for one in seen.tables
         ],
         "copies": [{"source": one["source"], **copy} for one in document["sources"] for copy in one.get("copies", ())],
-        "ring_limit": {"items": pipeline.limits.ring_items, "size_bytes": pipeline.limits.ring_mib << 20},
+        "ring_limit": {"items": pipeline.limits.ring_items, "size_bytes": pipeline.limits.ring_bytes},
         "lag_s": None if None in lags_us else max((one for one in lags_us if one is not None), default=0) / 1e6,
         "batches": [_batch(one) for one in seen.batches],
         "windows": [
@@ -244,61 +242,48 @@ def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:
     return {name: sum(getattr(row.entry, name) for row in rows) for name in _SUMMED}
 
 
-def _add_airflow(
-    entry: dict[str, Any], dag_ids: Sequence[str], known: Mapping[str, airflow_state.DagState], now_us: int
-) -> None:
-    """Adds what Airflow knows: whether the DAG is switched off, a run that failed without an error, tasks of runs."""
+def _add_airflow(entry: dict[str, Any], dag_ids: Sequence[str], known: Mapping[str, airflow_state.DagState]) -> None:
+    """Adds what Airflow knows: whether the DAG is switched off, a run that failed without an error, where runs are."""
     state = known.get(entry["dag_id"])
     entry["paused"] = state.paused if state is not None else None
-    problems = entry["problems"]
-    failed = any(one["level"] == "failed" for one in problems)
-    if state is not None and state.failed_run is not None and not failed and not state.paused:
-        what = f"The latest run of the DAG {entry['dag_id']} failed: {state.failed_run}."
-        problems.insert(
-            0,
-            _problem("failed", f"DAG {entry['dag_id']}", what, "read the log of the failed task, then clear that task"),
-        )
+    found = []
     if state is not None and state.paused:
-        at = next((number for number, one in enumerate(problems) if one["level"] != "failed"), len(problems))
-        what = f"The DAG {entry['dag_id']} is paused: nothing is extracted or applied on schedule."
-        problems.insert(at, _problem("paused", f"DAG {entry['dag_id']}", what, "switch it on in Airflow"))
-    copying = known.get(snapshot_dag_id_of(entry["pipeline"]))
-    if copying is not None and copying.paused and any(one["state"] == "pending" for one in entry.get("copies", ())):
-        at = next(
-            (number for number, one in enumerate(problems) if one["level"] not in ("failed", "paused")), len(problems)
-        )
-        dag_id = snapshot_dag_id_of(entry["pipeline"])
-        what = f"The DAG {dag_id} is paused: tables that lack rows from before their capture are not copied."
-        problems.insert(at, _problem("paused", f"DAG {dag_id}", what, "switch it on in Airflow"))
+        found.append(_paused(entry["dag_id"], "nothing is extracted or applied on schedule"))
+    elif state is not None and state.failed_run is not None and "failed" not in {p["level"] for p in entry["problems"]}:
+        what = f"The latest run of the DAG {entry['dag_id']} failed: {state.failed_run}."
+        remedy = "read the log of the failed task, then clear that task"
+        found.append(Problem(Level.FAILED, f"DAG {entry['dag_id']}", what, remedy=remedy))
+    copying = snapshot_dag_id_of(entry["pipeline"])
+    copied = copying not in known or not known[copying].paused
+    if not copied and any(one["state"] == "pending" for one in entry.get("copies", ())):
+        found.append(_paused(copying, "tables that lack rows from before their capture are not copied"))
+    levels = list(Level)
+    problems = [*map(problem_document, found), *entry["problems"]]
+    entry["problems"] = problems = sorted(problems, key=lambda one: levels.index(one["level"]))
     entry["attention"] = [one["what"] for one in problems]
     entry["health"] = problems[0]["level"] if problems else "ok"
-    of_run = {run["run_id"]: _dag_run(entry["pipeline"], run, dag_ids) for run in entry.get("runs", ())}
-    found = airflow_state.tasks({key for key in of_run.values() if key is not None})
     for run in entry.get("runs", ()):
-        key = of_run[run["run_id"]]
-        run["link"] = None if key is None else f"dags/{quote(key[0])}/runs/{quote(key[1], safe='')}"
-        run["tasks"] = [] if key is None else airflow_state.task_documents(found.get(key, []), now_us, link=run["link"])
+        run["link"] = _link(entry["pipeline"], run, dag_ids)
 
 
-def _problem(level: str, subject: str, what: str, remedy: str) -> dict[str, Any]:
-    return {
-        "level": level, "subject": subject, "what": what, "where": "", "remedy": remedy, "code": "", "class": "",
-        "since": "", "times": 1,
-    }  # fmt: skip
+def _paused(dag_id: str, so: str) -> Problem:
+    return Problem(
+        Level.PAUSED, f"DAG {dag_id}", f"The DAG {dag_id} is paused: {so}.", remedy="switch it on in Airflow"
+    )
 
 
-def _dag_run(pipeline: str, run: Mapping[str, Any], dag_ids: Sequence[str]) -> airflow_state.RunKey | None:
-    """The DAG run that a run of Lockstep belongs to; None for one of the command line."""
+def _link(pipeline: str, run: Mapping[str, Any], dag_ids: Sequence[str]) -> str | None:
+    """The path to the DAG run that a run of Lockstep belongs to; None for one of the command line."""
     airflow_run_id = run["airflow_run_id"]
     if airflow_run_id is None:
         return None
     of = (dag_id for dag_id in dag_ids if run_name_of(pipeline, dag_id, airflow_run_id) == run["run_id"])
     dag_id = next(of, None)
-    return None if dag_id is None else (dag_id, airflow_run_id)
+    return None if dag_id is None else f"dags/{quote(dag_id)}/runs/{quote(airflow_run_id, safe='')}"
 
 
 def verdicts(pipeline: config.Pipeline, account: Account) -> dict[str, list[dict[str, Any]]]:
-    """By target: what the checks of a run found, without the example rows."""
+    """What the checks of a run found, by target, without the example rows."""
     from cdc_core.stage.stores import open_stage
 
     store = open_stage(pipeline.stage)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from cdc_core.binlog.compressed import payload_events, plain
 from cdc_core.binlog.event_headers import Event, EventType, FormatDescription, parse_format_description, split_event
+from cdc_core.binlog.image_shapes import count_rows, image_shapes, require_columns
 from cdc_core.binlog.row_columns import DecodedRows, decode_rows
 from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
@@ -87,9 +88,7 @@ def row_groups(events: list[Event], *, mariadb: bool) -> list[tuple[TableMap, li
 def known_schema(server: SqlServer, database: str, table: str) -> TableSchema:
     """What INFORMATION_SCHEMA says now."""
     with server.connect() as connection:
-        found = table_schema(connection, database, table)
-    assert found is not None
-    return found
+        return table_schema(connection, database, table)
 
 
 def decoded(events: list[Event], known: TableSchema | None, *, mariadb: bool) -> tuple[TableSchema, DecodedRows]:
@@ -103,3 +102,10 @@ def rows_of(schema: TableSchema, arrays: list[pa.Array] | tuple[pa.Array, ...]) 
     """Rows as dicts, for asserts."""
     names = [column.name for column in schema.columns]
     return pa.table(list(arrays), names=names).to_pylist()
+
+
+def rows_per_event(table: TableMap, images: RowImages) -> list[int]:
+    """Rows in each event, without decoding a value."""
+    require_columns(table, images)
+    counted: list[int] = count_rows(table, images, image_shapes(images, table)).tolist()
+    return counted

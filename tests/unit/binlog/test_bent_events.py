@@ -7,27 +7,24 @@ import random
 import numpy as np
 import pytest
 
-from cdc_core.binlog import event_headers as events
-from cdc_core.binlog import gtid
+from cdc_core.binlog import event_headers, gtid
 from cdc_core.binlog.compressed import payload_events, plain
 from cdc_core.binlog.event_headers import Event, EventType
-from cdc_core.binlog.image_shapes import count_rows
 from cdc_core.binlog.row_columns import decode_rows
 from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows_event import ROW_EVENTS, RowsEvent, parse_rows
 from cdc_core.binlog.table_map import TableMap, parse_table_map
 from cdc_core.errors import LockstepError
-from tests.unit.binlog.reading import raw_events, unpacked
+from tests.unit.binlog.reading import raw_events, rows_per_event, unpacked
 from tests.unit.binlog.test_captured_logs import SERVERS, log
 
 _PARSERS = {
-    EventType.FORMAT_DESCRIPTION: events.parse_format_description, EventType.ROTATE: events.parse_rotate,
-    EventType.QUERY: events.parse_query, EventType.XID: events.parse_xid, EventType.GTID: gtid.parse_gtid,
+    EventType.FORMAT_DESCRIPTION: event_headers.parse_format_description, EventType.ROTATE: event_headers.parse_rotate,
+    EventType.QUERY: event_headers.parse_query, EventType.GTID: gtid.parse_gtid,
     EventType.GTID_TAGGED: gtid.parse_gtid, EventType.MARIADB_GTID: gtid.parse_mariadb_gtid,
     EventType.MARIADB_GTID_LIST: gtid.parse_mariadb_gtid_list, EventType.PREVIOUS_GTIDS: gtid.parse_previous_gtids,
-    EventType.XA_PREPARE: events.parse_xa_prepare, EventType.ROWS_QUERY: events.parse_rows_query,
-    EventType.MARIADB_ANNOTATE_ROWS: events.parse_rows_query,
+    EventType.XA_PREPARE: event_headers.parse_xa_prepare,
     EventType.TRANSACTION_PAYLOAD: lambda event: list(payload_events(event)),
 }  # fmt: skip
 
@@ -71,9 +68,9 @@ def test_a_bent_event_is_parsed_or_refused(server: str) -> None:
 
 def _decode(table: TableMap, rows: RowsEvent, mariadb: bool) -> None:
     images = RowImages.from_events([rows])
-    counted = count_rows(table, images)
+    counted = rows_per_event(table, images)
     decoded = decode_rows(schema_of(table, None, mariadb=mariadb), table, images)
-    assert len(decoded) == counted.sum()
+    assert len(decoded) == sum(counted)
     for array in (*decoded.after, decoded.before, decoded.literal, decoded.op):
         array.validate(full=True)
 

@@ -25,14 +25,9 @@ from cdc_core.binlog.event_headers import (
     parse_header,
     parse_incident,
     parse_query,
-    parse_rotate,
-    parse_xa_prepare,
-    parse_xid,
     split_event,
-    type_name,
 )
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
-from cdc_core.binlog.image_shapes import count_rows
 from cdc_core.binlog.row_columns import DecodedRows, decode_rows
 from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
@@ -40,7 +35,8 @@ from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.errors import DataAtRisk, InternalError
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from tests.unit.binlog.reading import raw_events, row_groups, rows_of, unpacked
+from tests.lab.refusals import raises
+from tests.unit.binlog.reading import raw_events, row_groups, rows_of, rows_per_event, unpacked
 
 CAPTURED = Path(__file__).parent / "captured"
 SERVERS = ("mysql", "mariadb")
@@ -176,7 +172,7 @@ def test_a_cut_image_names_the_table_and_the_event(server: str) -> None:
         images.event, images.bitmaps, images.shape, images.columns, images.offset, images.partial, images.file,
     )  # fmt: skip
     with pytest.raises(DataAtRisk, match=r"cap\.t does not match the table's shape") as stopped:
-        count_rows(table, short)
+        rows_per_event(table, short)
     into, whole = re.findall(r"(\d+) bytes", stopped.value.what)
     assert int(into) <= int(whole) == images.stop[0] - images.start[0] - 1
     assert stopped.value.where == f"binlog.000001:{events[0].event.start}"
@@ -190,16 +186,15 @@ def test_one_bent_bit_of_an_event_is_found_by_its_checksum(server: str) -> None:
         end = found.start + found.header.length
         bent = bytearray(data[found.start : end])
         bent[-5] ^= 4
-        with pytest.raises(DataAtRisk) as stopped:
+        with raises(DataAtRisk, "source.log_damaged") as stopped:
             split_event(bytes(bent), checksum=True, file="binlog.000001", start=found.start)
-        assert stopped.value.code == "source.log_damaged"
         assert stopped.value.where == f"binlog.000001:{found.start}"
 
 
 def test_a_log_without_checksums_is_read_to_the_last_byte() -> None:
     body = b"\x01" * 8
     data = (1).to_bytes(4, "little") + b"\x10" + bytes(4) + (27).to_bytes(4, "little") + bytes(6) + body
-    assert parse_xid(split_event(data, checksum=False)).xid == 0x0101010101010101
+    assert split_event(data, checksum=False).body == body
     with pytest.raises(DataAtRisk):
         split_event(data + b"\0", checksum=False)
 
@@ -220,23 +215,11 @@ def test_an_incident_says_what_the_source_lost() -> None:
         parse_incident(event(EventType.INCIDENT, b"\x01\0\x04lost!"))
 
 
-def test_a_rotation_names_file_and_offset() -> None:
-    found = parse_rotate(event(EventType.ROTATE, (4).to_bytes(8, "little") + b"binlog.000008"))
-    assert (found.file, found.offset) == ("binlog.000008", 4)
-
-
-def test_a_one_phase_xa_commit_is_told_from_a_prepare() -> None:
-    body = b"\x01" + (1).to_bytes(4, "little") + (2).to_bytes(4, "little") + bytes(4) + b"ab"
-    found = parse_xa_prepare(event(EventType.XA_PREPARE, body))
-    assert (found.one_phase, found.xid.text) == (True, "X'6162',X'',1")
-
-
 def test_the_gtid_of_mysql_5_7_has_no_commit_time() -> None:
     body = b"\x01" + bytes(range(16)) + (7).to_bytes(8, "little")
     body += b"\x02" + (1).to_bytes(8, "little") + (2).to_bytes(8, "little")
     found = parse_gtid(event(EventType.GTID, body))
     assert (found.text, found.immediate_commit_ts_us) == ("00010203-0405-0607-0809-0a0b0c0d0e0f:7", 0)
-    assert (found.last_committed, found.sequence_number) == (1, 2)
 
 
 def test_a_gtid_that_came_from_elsewhere_has_two_commit_times() -> None:
@@ -245,7 +228,6 @@ def test_a_gtid_that_came_from_elsewhere_has_two_commit_times() -> None:
     body += b"\xfc\x00\x01" + (1 << 31 | 90704).to_bytes(4, "little") + (80000).to_bytes(4, "little")
     found = parse_gtid(event(EventType.GTID, body))
     assert (found.immediate_commit_ts_us, found.original_commit_ts_us) == (1000, 900)
-    assert (found.transaction_length, found.immediate_server_version) == (256, 90704)
     assert parse_gtid(event(EventType.ANONYMOUS_GTID, body)).text == ""
 
 
@@ -254,11 +236,6 @@ def test_a_mariadb_gtid_with_extra_fields_of_a_newer_server_is_read() -> None:
     found = parse_mariadb_gtid(event(EventType.MARIADB_GTID, body))
     assert found.text == "3-1-9"
     assert not found.standalone
-
-
-def test_an_unknown_event_type_has_a_name_to_report() -> None:
-    assert type_name(99) == "event type 99 (unknown)"
-    assert type_name(30) == "WRITE_ROWS (30)"
 
 
 def test_a_header_shorter_than_itself_is_refused() -> None:
@@ -292,9 +269,8 @@ def test_a_payload_that_is_not_what_it_says_stops() -> None:
     for body in bent:
         with pytest.raises(DataAtRisk):
             list(payload_events(event(EventType.TRANSACTION_PAYLOAD, body)))
-    with pytest.raises(DataAtRisk) as stopped:
+    with raises(DataAtRisk, "source.log_lost"):
         list(payload_events(event(EventType.TRANSACTION_PAYLOAD, b"\x01\x01\x01\x02\x01\x07\x00x")))
-    assert stopped.value.code == "source.log_lost"
 
 
 def payload(packed: bytes, codec: bytes, size: int) -> Event:

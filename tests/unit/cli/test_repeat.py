@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_core.cli.output import CliOutput
-from cdc_core.cli.repeat import repeat
+from cdc_core.cli.run import repeat
 from cdc_core.errors import LockstepError, Refused, RetryLater
 
 PASSES = RetryLater("The server is away.", code="connection.failed", remedy="wait")

@@ -9,19 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.pipeline_file import sharded, write_pipeline
 from tests.unit.cli.conftest import Done
-
-PIPELINE = """\
-pipeline: shop
-sources: [{{name: shop, connection: "env:SOURCE", server_id: 4711, start: latest}}]
-tables: {{include: ['shop\\.orders']}}
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - name: shards
-    connections: ["env:TARGET"]
-    tables: {{shop.orders: {{sharding: {{key: id, databases: 1, tables: 1}}, database: shop, table: orders}}}}
-"""
 
 
 def test_a_run_whose_source_does_not_answer_leaves_no_driver_and_no_output_of_it(
@@ -33,8 +22,8 @@ def test_a_run_whose_source_does_not_answer_leaves_no_driver_and_no_output_of_it
             monkeypatch.setenv(name, f"mysql://root@127.0.0.1:{nobody.getsockname()[1]}/")
         (tmp_path / "scratch").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-        (tmp_path / "shop.yaml").write_text(PIPELINE.format(folder=tmp_path))
-        done = lockstep("run", tmp_path / "shop.yaml", "--json")
+        file = write_pipeline(tmp_path, "shop", targets=[sharded("shards", "env:TARGET", "orders", "shop")])
+        done = lockstep("run", file, "--json")
     assert done.code == 75
     assert not list((tmp_path / "scratch").iterdir())
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in _read(path)]

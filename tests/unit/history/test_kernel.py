@@ -24,9 +24,10 @@ from cdc_core.history.parts import Parts, hashes_of, key_links, split
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Counting, TruncateRule
 from cdc_core.model.schema import TableSchema
-from cdc_core.stage.keychange import key_changes
+from cdc_core.stage.open_part import key_changes
 from tests import history_model
 from tests.history_model import BEFORE, COLUMNS, KEY, NAMES, TRUNCATE_KEY, Change, Unknown, histories, winners
+from tests.lab.refusals import raises
 from tests.spark.staged_changes import staged_table, table_schema
 
 ITEMS = table_schema("shop.items", COLUMNS, KEY)
@@ -93,12 +94,10 @@ def test_what_a_history_leaves_is_what_the_model_says(
     cut = (
         Parts(parts).with_links(np.concatenate([key_links(one, rule) for one in given_])) if rule.fill else Parts(parts)
     )
-    of_part = [History(rule, truncates(policy), first=not at) for at in range(parts)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "REDUCED_ROWS", reduced_at)
-        for one in given_:
-            for at, piece in split(one, rule, cut):
-                of_part[at].add(piece)
+    of_part = [History(rule, truncates(policy), first=not at, reduced_rows=reduced_at) for at in range(parts)]
+    for one in given_:
+        for at, piece in split(one, rule, cut):
+            of_part[at].add(piece)
     rows = [row for one in of_part for row in one.merged().rows.to_pylist()]
     counts = Counts()
     for one in of_part:
@@ -139,8 +138,11 @@ def test_rows_without_a_key_come_and_go_as_the_model_counts_them(
     assert counts.superseded == len(drawn.changes) + updates - len(rows)
 
 
-def test_a_key_with_many_changes_takes_the_memory_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REDUCED_ROWS", 10)
+@pytest.mark.parametrize(("bound", "most"), [("REDUCED_ROWS", 10), ("REDUCED_BYTES", 1_500)])
+def test_a_key_with_many_changes_takes_the_memory_of_few(
+    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, bound, most)
     rule = replace(rule_of([]), fill=["n", "y", "d"], moving=["n"])
     history = History(rule, truncates("stop"))
     row = {"a": 1, "b": "x", "n": 1, "y": "y", "d": None}
@@ -181,9 +183,8 @@ def test_a_truncate_is_refused_in_every_part() -> None:
     for first in (True, False):
         history = History(rule, truncates("stop"), first=first)
         history.add(events_of([Change("t", {}, 5)], rule))
-        with pytest.raises(Refused) as refused:
+        with raises(Refused, "config.table_rule"):
             history.merged()
-        assert refused.value.code == "config.table_rule"
 
 
 def test_a_copy_that_begins_a_table_again_counts_whatever_the_policy() -> None:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.meta import Cutover, PlannedRun, TableCopy, copier_of
+from cdc_core.meta import Cutover, TableCopy
 from cdc_core.meta.health import MOST_LATE, Level, Problem, intervals_late, problems, retention_left_s
+from cdc_core.meta.meta_rows import PlannedRun
+from cdc_core.meta.table_copies import copier_of
+from cdc_core.meta.task_failures import GATES, LOST_WRITES
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.run_plan import RunPlan, WriteCounts
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.windows import Windows
 from cdc_core.operations.cutover.cutover_report import way_back_document
-from cdc_core.operations.status_report import status_document
+from cdc_core.operations.status_report import status_document, status_of
 from tests.lab.made_batches import HOUR_US, START_US, covered, manifest, position
 from tests.lab.made_line import Line
 
@@ -27,16 +27,12 @@ SCHEDULES = ("*/7 * * * *", "0 * * * *", "30 2 * * 1")
 HOURLY = Windows("0 * * * *")
 
 
-@pytest.fixture
-def line(tmp_path: Path) -> Iterator[Line]:
-    made = Line.open(tmp_path, schedule="0 * * * *")
-    yield made
-    made.meta.close()
+def found(line: Line, now_us: int = START_US + HOUR_US) -> tuple[Problem, ...]:
+    return problems(replace(line.meta.status.find(["t"]), now_us=now_us), HOURLY, ["shop"], ["t"])
 
 
 def seen(line: Line, now_us: int = START_US + HOUR_US) -> list[tuple[str, str]]:
-    status = replace(line.meta.status.find(["t"]), now_us=now_us)
-    return [(one.level.value, one.code or one.subject) for one in problems(status, HOURLY, ["shop"], ["t"])]
+    return [(one.level.value, one.code or one.subject) for one in found(line, now_us)]
 
 
 def error(kind: type[LockstepError] = DataAtRisk, code: str = "source.log_lost") -> LockstepError:
@@ -62,7 +58,6 @@ def test_a_failed_extract_is_said_with_all_it_said_until_the_position_or_the_wat
     line.meta.of("other").failures.keep("extract", "shop", error())
     assert seen(line) == [("failed", "source.log_lost")]
     reached = line.meta.positions.checkpoint("shop")
-    assert reached is not None
     line.meta.positions.advance_watermark(line.leases["shop"], reached)
     assert seen(line) == []
     line.meta.failures.keep("extract", "shop", error())
@@ -175,7 +170,6 @@ def test_what_the_source_will_purge_is_said_from_half_of_its_retention_on(line: 
     line.meta.leases.record_retention(line.leases["shop"], 7200)
     status = line.meta.status.find()
     left = retention_left_s(status.sources[0], status.now_us)
-    assert left is not None
     assert left < 0  # the made batches are years old
     assert any("may be purged already" in one.what for one in problems(line.meta.status.find(), HOURLY, ["shop"], []))
 
@@ -184,14 +178,12 @@ def test_a_watermark_that_was_withdrawn_is_a_lag_that_nobody_knows(line: Line) -
     """Not one of 56 years, for which logs count as purged."""
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     stored = line.meta.positions.checkpoint("shop")
-    assert stored is not None
     line.meta.positions.advance_watermark(line.leases["shop"], stored.distrusted())
     line.meta.leases.record_retention(line.leases["shop"], 7200)
     status = line.meta.status.find()
     (source,) = status.sources
     assert (source.lag_us, status_document(status, [])["sources"][0]["lag_s"]) == (None, None)
     left = retention_left_s(source, status.now_us)
-    assert left is not None
     assert 0 < left <= 7200
     assert not problems(status, HOURLY, ["shop"], [])
     later = replace(status, now_us=status.now_us + 3 * HOUR_US)
@@ -227,14 +219,12 @@ def test_rows_that_a_verification_found_to_differ_are_said_until_they_are_repair
         line.meta.verifications.finish(lease, "t", mode, summary)
 
     def said() -> list[str]:
-        status = replace(line.meta.status.find(["t"]), now_us=START_US + HOUR_US)
-        return [one.what for one in problems(status, HOURLY, ["shop"], ["t"])]
+        return [one.what for one in found(line)]
 
     ended("ordered", 1, {"orders": 3, "items": 1}, 4)
     assert said() == ["4 rows of items, orders differ from the source."]
-    status = replace(line.meta.status.find(["t"]), now_us=START_US + HOUR_US)
-    assert [(one.level, one.exit_code) for one in problems(status, HOURLY, ["shop"], ["t"])] == [(Level.FAILED, 4)]
-    assert problems(status, HOURLY, ["shop"], ["another"]) == ()
+    assert [(one.level, one.exit_code) for one in found(line)] == [(Level.FAILED, 4)]
+    assert problems(replace(line.meta.status.find(["t"]), now_us=0), HOURLY, ["shop"], ["another"]) == ()
     ended("random", 2, {"orders": 3, "items": 1})  # it has seen none of them
     assert said() == ["4 rows of items, orders differ from the source."]
     line.meta.verifications.forget_differences(lease, "t", {"orders": 2, "items": 1})
@@ -262,15 +252,12 @@ def test_rows_that_a_target_rejected_are_said_first_until_they_were_taken_or_fou
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     first = rejecting(line, "first", 2)
     assert seen(line) == [("failed", "target.row_error")]
-    status = replace(line.meta.status.find(["t"]), now_us=START_US + HOUR_US)
-    (one,) = problems(status, HOURLY, ["shop"], ["t"])
+    (one,) = found(line)
     assert (one.exit_code, one.where, "--requeue first" in one.remedy) == (4, "first", True)
     assert "2 rows of shop.orders" in one.what
     line.stage(manifest(1), until_us=START_US + HOUR_US)
     rejecting(line, "second", 1)
-    assert [one.where for one in problems(line.meta.status.find(), HOURLY, ["shop"], []) if one.code] == [
-        "first", "second"
-    ]  # fmt: skip
+    assert [one.where for one in found(line)] == ["first", "second"]
 
     # A replay of the first run's batches says itself what is lacking of them.
     repeated = replace(first, run_id="again", replay=True)
@@ -296,6 +283,15 @@ def test_copied_rows_that_wait_for_a_run_are_noted_until_one_has_taken_them(line
     assert seen(line) == [("noted", "target t")]
     line.done("second")
     assert seen(line) == []
+
+
+def test_what_is_wrong_with_a_target_is_said_also_if_only_replays_feed_it(line: Line) -> None:
+    replayed = line.with_targets({"name": "t", "replay_only": True})
+    for task in (GATES, LOST_WRITES):
+        line.meta.failures.keep(task, "t", error(code=f"test.{task}"))
+        line.meta.failures.keep(task, "former", error(code=f"test.{task}"))
+    said = [one.code for one in status_of(replayed.pipeline, line.meta).problems if one.code]
+    assert sorted(said) == ["test.gates", "test.lost writes"]
 
 
 def test_a_note_ends_when_all_targets_have_its_batch_and_no_table_lacks_anything_since_then(line: Line) -> None:

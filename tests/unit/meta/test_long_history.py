@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +23,7 @@ ASKED: dict[str, Callable[[Line], Any]] = {
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_no_query_reads_a_whole_table_for_each_row_of_another(tmp_path: Path, asked: str) -> None:
-    line = Line.open(tmp_path)
+def test_no_query_reads_a_whole_table_for_each_row_of_another(line: Line, asked: str) -> None:
     line.stage(*(manifest(number) for number in range(3)))
     line.done("first")
     line.stage(manifest(3))
@@ -47,5 +45,4 @@ def test_no_query_reads_a_whole_table_for_each_row_of_another(tmp_path: Path, as
         ASKED[asked](line)
     finally:
         event.remove(engine, "before_cursor_execute", explain)
-        line.meta.close()
     assert repeated == []

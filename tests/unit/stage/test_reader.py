@@ -16,78 +16,34 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.as_of import AsOf, parse_position
-from cdc_core.stage.changes_sql import FileGroup, changes_sql
-from cdc_core.stage.intact import require_intact
 from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stage_reader import (
     by_key_batches,
     change_batches,
-    changes,
     changes_columns,
-    export,
-    state_batches,
     state_columns,
-    table_state,
 )
 from cdc_core.stage.stores import open_store
-from cdc_core.stage.unify import unified_columns
-from cdc_core.stage.writer import BatchWriter
 from tests.history_model import COLUMNS, KEY, NAMES, History, Unknown, histories, nets, winners
-from tests.lab.made_batches import covered
-from tests.lab.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, at
+from tests.lab.made_stages import ID, KEYLESS, NOTE, ORDERS, delete, insert, rows, stage, truncate, update
+from tests.lab.refusals import raises
+from tests.lab.staged_tables import changes, export, table_state
 
-ID = Column("id", ColumnType("int"), False, 1)
-NOTE = Column("note", ColumnType("varchar", length=50, charset="utf8mb4"))
-ORDERS = TableSchema("shop", "orders", (ID, NOTE))
-KEYLESS = TableSchema("shop", "log", (Column("n", ColumnType("int")), NOTE))
-
-
-def at(entries: int) -> Position:
-    return Position(0, "binlog.000001", 4 + 100 * entries)
+ODD_NAMES = (
+    "select", "from", "order", "by", "read_parquet", "desc", "where", "key", "value", "struct", "null", "rows", "k0",
+    "n",    "place", "gone", "ts", "t", "e", "c", "changes", "a.b", "😀 x/%",
+)  # fmt: skip
 
 
 @pytest.fixture
 def store(tmp_path):
     return open_store(f"file://{tmp_path}/stage")
-
-
-def stage(store, *batches: Sequence[Made], source: str = "shop") -> list[Manifest]:
-    """One manifest for each list of transactions, one behind the other."""
-    place, manifests = 0, []
-    for made in batches:
-        writer = BatchWriter(
-            store, pipeline="p", source=source, epoch=1, begin=Checkpoint(at(place)), window=(0, 3_600_000_000)
-        )
-        writer.add(block(made, at(place), source=source))
-        place += len(made)
-        manifests.append(writer.finish(Checkpoint(at(place))))
-    return covered(manifests)
-
-
-def insert(number: int, note: str | None = "n", schema: TableSchema = ORDERS, **rest) -> Change:
-    return Change(schema, "c", {schema.columns[0].name: number, "note": note}, **rest)
-
-
-def delete(number: int, note: str | None = "n", schema: TableSchema = ORDERS, **rest) -> Change:
-    return Change(schema, "d", {schema.columns[0].name: number, "note": note}, **rest)
-
-
-def update(old: tuple[int, str | None], new: tuple[int, str | None], schema: TableSchema = ORDERS, **rest) -> Change:
-    key = schema.columns[0].name
-    return Change(schema, "u", {key: new[0], "note": new[1]}, {key: old[0], "note": old[1]}, **rest)
-
-
-def truncate(schema: TableSchema = ORDERS, **rest) -> Change:
-    return Change(schema, "t", {}, **rest)
-
-
-def rows(state: pa.Table, *names: str) -> list[tuple]:
-    return [tuple(row[name] for name in names) for row in state.to_pylist()]
 
 
 def test_the_last_change_of_each_key_is_its_state(store):
@@ -127,19 +83,6 @@ def test_a_value_of_an_older_change_is_exact(store):
     assert repr(found) == repr([(*row.values(), "m") for row in exact])
 
 
-def test_the_order_of_manifests_does_not_matter_to_the_state(store):
-    batches = stage(store, [Made([insert(1)])], [Made([update((1, "n"), (1, "x"))])], [Made([delete(1), insert(2)])])
-    for order in (batches, batches[::-1]):
-        assert rows(table_state(store, order, "shop.orders"), "id") == [(2,)]
-
-
-def test_a_key_change_removes_the_row_under_its_old_key(store):
-    batches = stage(
-        store, [Made([insert(1), insert(2)]), Made([update((1, "n"), (9, "n")), update((2, "n"), (1, "was 2"))])]
-    )
-    assert rows(table_state(store, batches, "shop.orders"), "id", "note") == [(1, "was 2"), (9, "n")]
-
-
 def test_a_truncate_removes_what_its_source_table_wrote_before(store):
     other = TableSchema("shop", "orders_1", ORDERS.columns)
     made = [
@@ -147,11 +90,6 @@ def test_a_truncate_removes_what_its_source_table_wrote_before(store):
         Made([truncate(logical="all"), insert(3, logical="all")]),
     ]
     assert rows(table_state(store, stage(store, made), "all"), "id") == [(2,), (3,)]
-
-
-def test_a_deleted_row_stays_deleted_and_an_empty_table_has_its_columns(store):
-    state = table_state(store, stage(store, [Made([insert(1)]), Made([delete(1)])]), "shop.orders")
-    assert (len(state), state.column_names[:2]) == (0, ["id", "note"])
 
 
 def test_keys_that_only_their_literal_tells_apart_are_different_keys(store):
@@ -171,15 +109,6 @@ def test_keys_that_only_their_literal_tells_apart_are_different_keys(store):
         ("2023-02-31", "moved"),
     ]
     assert all(name == "day" for row in state.to_pylist() for name, _ in row["_cdc_literal"])
-
-
-def test_a_table_without_a_key_keeps_whole_rows_with_their_multiplicity(store):
-    made = [
-        Made([insert(1, "a", KEYLESS), insert(1, "a", KEYLESS), insert(1, None, KEYLESS), insert(2, "b", KEYLESS)]),
-        Made([delete(1, "a", KEYLESS), update((1, None), (1, "c"), KEYLESS), insert(2, "b", KEYLESS)]),
-    ]
-    state = table_state(store, stage(store, made), "shop.log")
-    assert Counter(rows(state, "n", "note")) == {(1, "a"): 1, (1, "c"): 1, (2, "b"): 2}
 
 
 def test_without_a_key_zeros_of_both_signs_are_different_rows(store):
@@ -213,56 +142,32 @@ def test_without_a_key_a_generated_column_does_not_say_which_row_a_change_is_of(
     assert rows(state, "n", "g", "_cdc_absent") == [(1, 7, None), (3, None, '["g"]')]
 
 
-@pytest.mark.parametrize("key", [1, None])
-@pytest.mark.parametrize(
-    "name", ["n", "k0", "place", "gone", "ts", "t", "e", "c", "changes", "select", "a.b", "q\"u'o", "😀 x/%"]
-)
-def test_a_column_may_have_any_name(store, name, key):
-    schema = TableSchema("shop", "odd", (Column(name, ColumnType("int"), key_part=key), NOTE))
-    made = [
-        Made([insert(1, schema=schema), insert(2, schema=schema), insert(3, schema=schema)]),
-        Made([update((2, "n"), (4, "m"), schema), delete(3, schema=schema)]),
-        Made([Change(schema, "c", {name: 5, "note": None}, literal={"note": "kept verbatim"})]),
-    ]
-    batches = stage(store, made)
-    state = table_state(store, batches, "shop.odd")
-    assert sorted(rows(state, name, "note")) == [(1, "n"), (4, "m"), (5, None)]
-    assert rows(changes(store, batches, "shop.odd"), name)[3] == (4,)
-
-
 @pytest.mark.parametrize("key", [True, False])
-def test_no_word_of_the_queries_is_taken_for_a_column_of_that_name(store, key):
-    """Every word of the SQL is a column, and the last change of the row lacks them all."""
-    odd = tuple(Column(name, ColumnType("int")) for name in [*words_of_the_sql()])
-    schema = TableSchema("shop", "odd", (replace(ID, key_part=1 if key else None), NOTE, *odd))
-    full: dict[str, Any] = {"id": 1, "note": "a"} | {column.name: at for at, column in enumerate(odd)}
+def test_a_column_may_have_any_name(store, key):
+    """The words of every query are columns, the key has a name with quotes, and the row's last change lacks all."""
+    name = "q\"u'o"
+    odd = tuple(Column(one, ColumnType("int")) for one in ODD_NAMES)
+    schema = TableSchema("shop", "odd", (Column(name, ColumnType("int"), key_part=1 if key else None), NOTE, *odd))
+    full: dict[str, Any] = {name: 1, "note": "a"} | {column.name: at for at, column in enumerate(odd)}
     lacking = dict.fromkeys(full)
-    last = lacking | {"id": 2 if key else 1, "note": "b"}
-    before = lacking | {"id": 1, "note": "a"}
+    last = lacking | {name: 2 if key else 1, "note": "b"}
+    before = lacking | {name: 1, "note": "a"}
     absent = [column.name for column in odd]
     if not key:
         last, before, absent = full | {"note": "b"}, full, []  # without a key, whole rows are needed
     later = Change(schema, "u", last, before, absent=tuple(absent))
-    truncated = [Made([Change(schema, "c", full | {"id": 7}), truncate(schema)])]
+    truncated = [Made([Change(schema, "c", full | {name: 7}), truncate(schema)])]
     batches = stage(store, truncated, [Made([Change(schema, "c", full)])], [Made([later])])
     [row] = table_state(store, batches, "shop.odd").to_pylist()
-    assert {name: row[name] for name in full} == full | {"id": last["id"], "note": "b"}
+    assert {column: row[column] for column in full} == full | {name: last[name], "note": "b"}
     read = sql(store, {"shop": batches}, 'SELECT * FROM "shop.odd_changes" ORDER BY _cdc_seq, _cdc_row').to_pylist()
-    assert [{name: change[name] for name in full} for change in read[-2:]] == [full, last]
+    assert [{column: change[column] for column in full} for change in read[-2:]] == [full, last]
     if key:
         by_key = pa.Table.from_batches(by_key_batches(store, batches, "shop.odd")).to_pylist()
-        assert [(change["_cdc_op"], change["id"]) for change in by_key] == [
+        assert [(change["_cdc_op"], change[name]) for change in by_key] == [
             ("c", 7), ("d", 7), ("c", 1), ("d", 1), ("c", 2)
         ]  # fmt: skip
-        assert {name: by_key[2][name] for name in full} == full
-
-
-def words_of_the_sql() -> list[str]:
-    """Each once, in small letters: names of columns differ in more than their case."""
-    loud = replace(ORDERS, columns=(ID, replace(NOTE, name="NOTE")))
-    query = changes_sql([FileGroup(loud, ("file",))], unified_columns("shop.orders", [ORDERS])).lower()
-    words = set(re.findall(r"\w+", query)) - {"_before", "id", "note"}
-    return sorted(word for word in words if not word.startswith("_cdc_") and not word.isdigit())
+        assert {column: by_key[2][column] for column in full} == full
 
 
 def keyed(table: str, **parts: int) -> TableSchema:
@@ -297,41 +202,23 @@ def test_source_tables_with_different_keys_have_no_state_unless_a_key_is_given(s
     ]
     batches = stage(store, [Made(made)])
     for partial in (False, True):
-        with pytest.raises(Refused, match="different keys") as caught:
+        with raises(Refused, "stage.key", match="different keys"):
             table_state(store, batches, "all", partial=partial)
-        assert caught.value.code == "stage.key"
-        with pytest.raises(Refused, match="different keys") as caught:
+        with raises(Refused, "stage.key", match="different keys"):
             sql(store, {"shop": batches}, 'SELECT * FROM "all"', partial=partial)
-        assert caught.value.code == "stage.key"
     assert sql(store, {"shop": batches}, "SELECT * FROM all_changes").num_rows == 3
     assert rows(table_state(store, batches, "all", ["id"]), "id", "note") == [(1, "b"), (2, "a")]
-    with pytest.raises(Refused, match=r"column of the key \(n\) for 1 changes of all") as caught:
+    with raises(Refused, "stage.key", match=r"column of the key \(n\) for 1 changes of all"):
         table_state(store, batches, "all", ["n"])
-    assert caught.value.code == "stage.key"
-    with pytest.raises(Refused) as caught:
+    with raises(Refused, "stage.key"):
         list(by_key_batches(store, batches, "all", ["n"]))
-    assert caught.value.code == "stage.key"
 
 
 def test_a_given_key_stands_instead_of_the_tables_own(store):
     batches = stage(store, [Made([insert(1, "a", KEYLESS)]), Made([insert(1, "b", KEYLESS)])])
     assert rows(table_state(store, batches, "shop.log", key=["n"]), "n", "note") == [(1, "b")]
-    with pytest.raises(Refused) as caught:
+    with raises(Refused, "stage.key"):
         table_state(store, batches, "shop.log", key=["nothing"])
-    assert caught.value.code == "stage.key"
-
-
-def test_between_sources_the_later_commit_wins_and_then_the_source_name(store):
-    one = stage(
-        store, [Made([insert(1, "early"), insert(2, "late")], ts=10), Made([insert(3, "same")], ts=50)], source="a"
-    )
-    two = stage(store, [Made([insert(1, "later"), insert(3, "same, and b")], ts=50), Made([], ts=60)], source="b")
-    three = stage(store, [Made([delete(2)], ts=5)], source="c")
-    assert rows(table_state(store, [*two, *one, *three], "shop.orders"), "id", "note") == [
-        (1, "later"),
-        (2, "late"),
-        (3, "same, and b"),
-    ]
 
 
 def test_a_row_that_moves_from_one_source_table_to_another_is_there_in_whatever_order_it_moves(store):
@@ -446,15 +333,6 @@ def test_a_given_key_may_be_written_in_another_case(store):
     assert len(table_state(store, batches, "shop.days", ["DAY"])) == 2
 
 
-def test_types_without_a_common_one_are_refused_by_every_reader(store):
-    other = TableSchema("shop", "orders", (Column("id", ColumnType("varchar", length=5), False, 1), NOTE))
-    batches = stage(store, [Made([insert(1)])], [Made([Change(other, "c", {"id": "x", "note": ""})])])
-    for read in (changes, table_state):
-        with pytest.raises(Refused) as caught:
-            read(store, batches, "shop.orders")
-        assert caught.value.code == "stage.schema_conflict"
-
-
 def test_a_history_with_a_retyped_column_is_read_on_either_side_of_the_change(store):
     text = TableSchema("shop", "orders", (Column("id", ColumnType("varchar", length=5), False, 1), NOTE))
     batches = stage(
@@ -514,70 +392,13 @@ def test_a_state_begins_after_the_last_truncate_where_types_or_keys_before_it_ex
 def test_a_truncate_of_another_source_table_takes_no_definition_away(store):
     text = TableSchema("shop", "orders_1", (replace(ID, type=ColumnType("varchar", length=5)), NOTE))
     batches = stage(store, [Made([insert(1)])], [Made([truncate(text, logical="shop.orders")])])
-    with pytest.raises(Refused) as caught:
+    with raises(Refused, "stage.schema_conflict"):
         table_state(store, batches, "shop.orders")
-    assert caught.value.code == "stage.schema_conflict"
 
 
 def test_a_table_that_is_not_staged_is_refused_with_the_names_that_are(store):
-    with pytest.raises(UsageError, match=r"shop\.orders") as caught:
+    with raises(UsageError, "usage.unknown_name", match=r"shop\.orders"):
         table_state(store, stage(store, [Made([insert(1)])]), "shop.order")
-    assert caught.value.code == "usage.unknown_name"
-
-
-def test_a_part_that_is_gone_is_data_at_risk(store):
-    batches = stage(store, [Made([insert(1)])])
-    store.delete(batches[0].parts[0].path)
-    for read in (changes, table_state):
-        with pytest.raises(DataAtRisk) as caught:
-            read(store, batches, "shop.orders")
-        assert caught.value.code == "stage.damaged"
-
-
-@pytest.mark.parametrize("how", ["a bit", "truncated", "another batch"])
-def test_every_reader_refuses_a_part_whose_bytes_have_changed(store, tmp_path, how):
-    batches = stage(store, [Made([insert(n) for n in range(100)])], [Made([insert(n) for n in range(100, 200)])])
-    first, second = (batch.parts[0] for batch in batches)
-    whole = store.get(first.path)
-    read_all = {
-        "changes": lambda: changes(store, batches, "shop.orders"),
-        "batches of changes": lambda: list(change_batches(store, batches, "shop.orders")),
-        "changes by key": lambda: list(by_key_batches(store, batches, "shop.orders")),
-        "state": lambda: table_state(store, batches, "shop.orders"),
-        "batches of the state": lambda: list(state_batches(store, batches, "shop.orders")),
-        "export": lambda: export(store, batches, "shop.orders", tmp_path / "out.parquet"),
-        "sql": lambda: sql(store, {"one": batches}, 'SELECT count(*) FROM "shop.orders_changes"'),
-    }
-    step = max(len(whole) // 7, 1)
-    kinds = {
-        "a bit": [whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :] for at in range(0, len(whole), step)],
-        "truncated": [b"", whole[:-1], whole + b"\0"],
-        "another batch": [store.get(second.path)],
-    }
-    for data in kinds[how]:
-        store.put(first.path, data)
-        for name, read in read_all.items():
-            with pytest.raises(DataAtRisk) as caught:
-                read()
-            assert caught.value.code == "stage.damaged", name
-            assert first.path in caught.value.what
-    assert not (tmp_path / "out.parquet").exists()
-    store.put(first.path, whole)
-    for read in read_all.values():
-        read()
-
-
-def test_a_file_that_a_purge_removes_under_a_query_is_worth_another(store, monkeypatch):
-    batches = stage(store, [Made([insert(1)])], [Made([insert(2)])])
-
-    def purged(store, parts):
-        require_intact(store, parts)
-        store.delete(batches[0].parts[0].path)
-
-    monkeypatch.setattr("cdc_core.stage.opened_files.require_intact", purged)
-    with pytest.raises(RetryLater) as caught:
-        sql(store, {"one": batches}, 'SELECT count(*) FROM "shop.orders_changes"')
-    assert caught.value.code == "stage.removed"
 
 
 def test_an_export_holds_the_state_in_one_file(store, tmp_path):
@@ -594,9 +415,8 @@ def test_an_export_that_fails_leaves_the_file_of_before(store, tmp_path):
     with pytest.raises(UsageError):
         export(store, stage(store, [Made([insert(1)])]), "shop.nothing", target)
     assert target.read_text() == "before"
-    with pytest.raises(RetryLater) as caught:
+    with raises(RetryLater, "disk.error"):
         export(store, stage(store, [Made([insert(1)])]), "shop.orders", tmp_path / "no/folder/x.parquet")
-    assert caught.value.code == "disk.error"
 
 
 def definition(*, keyed: bool) -> TableSchema:
@@ -635,7 +455,7 @@ def as_read(row: dict[str, Any], absent: Sequence[str] = ()) -> tuple[Any, ...]:
     return tuple("?" if name in absent else literal.get(name, row[name]) for name in NAMES)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), cuts=st.lists(st.booleans(), min_size=5, max_size=5), part_rows=st.sampled_from([7, 1 << 22]))
 @pytest.mark.parametrize(
     ("sources", "minimal", "keyed"), [(1, False, True), (2, False, True), (1, True, True), (1, False, False)]
@@ -721,14 +541,6 @@ def test_what_a_window_brings_changes_no_state_as_of_its_begin(store):
     assert rows(since, "id") == [(2,), (3,)]
 
 
-def test_definitions_are_those_of_the_moment(store):
-    wider = TableSchema("shop", "orders", (*ORDERS.columns, Column("more", ColumnType("int"))))
-    later = Change(wider, "c", {"id": 2, "note": "n", "more": 7})
-    batches = stage(store, [Made([insert(1)], ts=1)], [Made([later], ts=2)])
-    assert "more" not in table_state(store, batches, "shop.orders", as_of=AsOf(position=at(1))).column_names
-    assert "more" in table_state(store, batches, "shop.orders", as_of=AsOf(position=at(2))).column_names
-
-
 def test_a_moment_that_is_not_staged_completely_is_refused():
     reached = {"shop": Checkpoint(at(5), watermark_us=5_000)}
     AsOf(position=at(5)).require_staged(reached)
@@ -738,12 +550,10 @@ def test_a_moment_that_is_not_staged_completely_is_refused():
         (AsOf(time_us=5_001), reached),
         (AsOf(time_us=1), {**reached, "other": None}),
     ):
-        with pytest.raises(Refused) as caught:
+        with raises(Refused, "stage.as_of"):
             moment.require_staged(sources)
-        assert caught.value.code == "stage.as_of"
-    with pytest.raises(UsageError) as wrong:
+    with raises(UsageError, "usage.argument"):
         AsOf(position=at(1)).require_staged({**reached, "other": Checkpoint(at(9))})
-    assert wrong.value.code == "usage.argument"
 
 
 def test_a_position_is_read_as_it_is_printed():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage.unify import common_type, unified_columns, unified_schema
+from tests.lab.refusals import raises
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 RANGES = {kind: (0, 2**kind.bit_width - 1) for kind in INTEGERS if pa.types.is_unsigned_integer(kind)} | {
@@ -92,8 +93,7 @@ def test_columns_of_now_have_types_that_hold_older_values_and_their_case_does_no
 
 def test_a_conflict_names_the_column_the_types_and_the_definitions():
     old, new = table(("id", "int"), ("at", "datetime")), table(("id", "int"), ("at", "timestamp"))
-    with pytest.raises(Refused) as caught:
+    with raises(Refused, "stage.schema_conflict") as caught:
         unified_columns("shop.orders", [old, new])
-    assert caught.value.code == "stage.schema_conflict"
     for word in ("'at'", "datetime", "timestamp", old.id, new.id, "shop.orders"):
         assert word in str(caught.value)

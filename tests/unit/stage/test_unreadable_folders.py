@@ -53,8 +53,9 @@ def answer(read: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("how", ["loop", "denied"])
 @pytest.mark.parametrize("name", ["manifests", "manifests/shop", "starts"])
-def test_no_reader_takes_a_folder_that_cannot_be_listed_for_an_empty_one(tmp_path: Path, name: str, how: str) -> None:
-    line = Line.open(tmp_path)
+def test_no_reader_takes_a_folder_that_cannot_be_listed_for_an_empty_one(
+    line: Line, tmp_path: Path, name: str, how: str
+) -> None:
     line.stage(manifest(0), manifest(1))
     readers = {
         "chain": lambda: list(chain(line.store, "shop")),

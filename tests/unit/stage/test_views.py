@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import duckdb
@@ -14,7 +13,8 @@ from cdc_core.errors import UsageError
 from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stores import open_store
 from tests.lab.made_blocks import Made
-from tests.unit.stage.test_reader import KEYLESS, delete, insert, stage
+from tests.lab.made_stages import KEYLESS, delete, insert, stage
+from tests.lab.refusals import raises
 
 
 @pytest.fixture
@@ -41,9 +41,8 @@ def test_sql_knows_every_logical_name_when_quoted(store, name):
 
 
 def test_a_wrong_query_is_a_usage_error_that_names_the_tables(store):
-    with pytest.raises(UsageError, match=r"shop\.orders") as caught:
+    with raises(UsageError, "stage.sql", match=r"shop\.orders"):
         sql(store, {"shop": stage(store, [Made([insert(1)])])}, "SELECT * FROM nothing")
-    assert caught.value.code == "stage.sql"
 
 
 def _server() -> tuple[str, list[str]]:
@@ -159,7 +158,7 @@ def test_every_kind_of_question_is_answered(store, query):
 
 def test_a_query_makes_no_rows_of_views_that_it_does_not_read(store, monkeypatch):
     batches = stage(store, [Made([insert(1)])])
-    for reader in ("state_rows", "by_key_rows", "local_files"):
+    for reader in ("state_rows", "by_key_rows", "history_rows"):
         monkeypatch.setattr(f"cdc_core.stage.sql_views.{reader}", None)
     described = sql(store, {"shop": batches}, "SELECT column_name FROM information_schema.columns -- orders")
     assert {"id", "_before", "_cdc_seq"} <= {*described.column("column_name").to_pylist()}
@@ -180,25 +179,12 @@ def test_a_query_larger_than_memory_still_spills_to_disk(store, monkeypatch):
     assert sql(store, {"shop": stage(store, [Made([insert(1)])])}, query).column("n").to_pylist() == [2_000_000]
 
 
-def test_tables_that_differ_in_letter_case_only_have_views_of_their_own_and_no_shared_name(store):
+def test_tables_that_differ_in_letter_case_only_have_no_views(store):
     names = {"z1.t": 1, "z1.T": 2, "Z1.t": 3, "z1.u": 4, "x": 5, "X_changes": 6, "y": 7}
     batches = stage(store, [Made([insert(number, logical=name) for name, number in names.items()])])
     for query in ("SELECT id FROM z1.t", 'SELECT id FROM "z1.T"', "SELECT id FROM x", "SELECT * FROM x_changes"):
         with pytest.raises(UsageError, match="does not exist") as caught:
             sql(store, {"shop": batches}, query)
-        assert all(f"for {name}" in caught.value.remedy for name in ("z1.t", "z1.T", "Z1.t", "x", "X_changes"))
-        assert "for y" not in caught.value.remedy
-        assert "for z1.u" not in caught.value.remedy
-
-    def ids(name: str) -> list[int]:
-        found = re.search(rf'"([^"]*)" for {re.escape(name)}(,|$)', caught.value.remedy)
-        assert found is not None
-        state = sql(store, {"shop": batches}, f'SELECT id FROM "{found[1]}"').column("id").to_pylist()
-        assert sql(store, {"shop": batches}, f'SELECT id FROM "{found[1]}_changes"').column("id").to_pylist() == state
-        return state
-
-    assert {name: ids(name) for name in ("z1.t", "z1.T", "Z1.t", "x", "X_changes")} == {
-        name: [number] for name, number in names.items() if name not in ("z1.u", "y")
-    }
+        assert "read X_changes, Z1.t, x, z1.T, z1.t in Python" in caught.value.remedy
     assert sql(store, {"shop": batches}, "SELECT id FROM z1.u").to_pylist() == [{"id": 4}]
     assert sql(store, {"shop": batches}, "SELECT id FROM Y").to_pylist() == [{"id": 7}]

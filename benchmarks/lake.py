@@ -1,0 +1,201 @@
+"""`make bench-lake`: how fast changes of a MariaDB reach Iceberg tables, beside others that write the same changes.
+
+    fill      rows that are there already: copied beside the stream, and applied to an empty lake
+    changes   updates of random rows, from the log to the published mirror: `lockstep run`, with Spark's start if it is
+              due; and its tasks alone, from `lockstep run --json`
+    few       1,000 changes in 5 tables
+    many      100 changes in each of many tables
+    peers     the same updates on the same table: Spark's MERGE INTO of Iceberg, which keeps positions of deleted rows
+              too, and PyIceberg's upsert, of fewer changes because it takes minutes
+
+At the end `lockstep verify` must find the lake equal, or there are no figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog, load_catalog
+
+from benchmarks.document import keep, machine
+from examples.sandbox.artifacts import ICEBERG, fetch
+from examples.sandbox.mariadb import MariaDb
+
+PIPELINE = """
+pipeline: bench
+sources: [{{name: shop, connection: "env:SOURCE", server_id: 4711, start: latest, heartbeat_s: 1}}]
+tables: {{include: ['bench\\..*']}}
+routes: [{{match: 'bench\\.(.*)', to: '\\1'}}]
+snapshot: {{mode: initial}}
+stage: {{uri: "file://{root}/stage"}}
+meta: {{url: "sqlite:///{root}/meta.db"}}
+targets:
+  - {{name: lake, kind: iceberg, namespace: shop, tables: {{'*': {{}}}},
+      catalog: {{type: sql, uri: "env:LAKE", warehouse: "file://{root}/lake"}}}}
+"""
+COLUMNS = "id BIGINT PRIMARY KEY, customer INT, status VARCHAR(20), amount DECIMAL(12,2), at DATETIME, note VARCHAR(60)"
+VALUES = "seq, seq % 9973, 'new', seq / 7, '2026-01-01' + INTERVAL seq SECOND, CONCAT('note of order ', seq)"
+UPSERTED = 2_000
+"""Changes of PyIceberg's upsert."""
+
+
+MERGE = """MERGE INTO peer.shop.orders o USING changes c ON o.id = c.id
+WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"""
+
+
+class Line:
+    """A pipeline from a server to a lake in a folder."""
+
+    def __init__(self, root: Path, source: MariaDb) -> None:
+        self.root, self.source = root, source
+        (root / "lake").mkdir()
+        self.uri = f"sqlite:///{root}/lake/catalog.db"
+        self.file = root / "bench.yaml"
+        self.file.write_text(PIPELINE.format(root=root))
+
+    def lockstep(self, *arguments: str) -> tuple[float, Mapping[str, Any]]:
+        """Seconds, and the answer."""
+        environ = {**os.environ, "SOURCE": self.source.url, "LAKE": self.uri}
+        began_s = time.perf_counter()
+        command = [sys.executable, "-m", "cdc_core.cli", *arguments, str(self.file), "--json"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stdout + done.stderr)
+        return time.perf_counter() - began_s, json.loads(done.stdout)
+
+    def sql(self, *statements: str) -> None:
+        self.source.run(*statements, database="bench")
+
+    @property
+    def catalog(self) -> Catalog:
+        return load_catalog("lake", type="sql", uri=self.uri, warehouse=(self.root / "lake").as_uri())
+
+
+def figures(line: Line, rows: int, changes: int, tables: int) -> list[tuple[str, int, float]]:
+    """What was done, how many changes, seconds."""
+    found = []
+
+    def timed(what: str, count: int, *arguments: str) -> None:
+        seconds, _ = line.lockstep(*arguments)
+        found.append((what, count, seconds))
+
+    line.lockstep("extract")
+    line.sql(f"CREATE TABLE orders ({COLUMNS})", f"INSERT INTO orders SELECT {VALUES} FROM seq_1_to_{rows}")
+    line.lockstep("extract")
+    timed("rows into an empty lake, from the stage", rows, "run", "--staged")
+    line.sql(f"UPDATE orders SET status = 'paid', amount = amount + 1 WHERE id * 7919 % {rows} < {changes}")
+    line.lockstep("extract")
+    timed("updates of random rows, from the stage", changes, "run", "--staged")
+    line.sql(f"UPDATE orders SET status = 'sent', amount = amount + 1 WHERE id * 104729 % {rows} < {changes}")
+    timed("updates of random rows, from the log", changes, "run")
+    for number in range(5):
+        line.sql(f"CREATE TABLE few{number} ({COLUMNS})", f"INSERT INTO few{number} SELECT {VALUES} FROM seq_1_to_200")
+    line.lockstep("run")
+    for number in range(5):
+        line.sql(f"UPDATE few{number} SET status = 'paid'")
+    timed("1,000 changes in 5 tables, from the log", 1_000, "run")
+    for number in range(tables):
+        line.sql(
+            f"CREATE TABLE many{number} ({COLUMNS})", f"INSERT INTO many{number} SELECT {VALUES} FROM seq_1_to_100"
+        )
+    line.lockstep("run")
+    for number in range(tables):
+        line.sql(f"UPDATE many{number} SET status = 'paid'")
+    timed(f"100 changes in each of {tables} tables, from the log", 100 * tables, "run")
+    line.lockstep("verify", "--target", "lake")
+    return found
+
+
+def changed_rows(catalog: Catalog, count: int) -> pa.Table:
+    rows = catalog.load_table("shop.orders").scan().to_arrow()
+    some = rows.take(pa.array(range(0, rows.num_rows, max(rows.num_rows // count, 1)))).slice(0, count)
+    place = some.schema.get_field_index("status")
+    return some.set_column(
+        place, some.schema.field(place), pa.repeat("peer", some.num_rows).cast(some.schema.field(place).type)
+    )
+
+
+def upserted(line: Line, count: int) -> float:
+    rows, table = changed_rows(line.catalog, count), line.catalog.load_table("shop.orders")
+    began_s = time.perf_counter()
+    table.upsert(rows, join_cols=["id"])
+    return time.perf_counter() - began_s
+
+
+def merged(line: Line, count: int) -> tuple[float, float]:
+    """Seconds of Spark's start, and of the MERGE in a warm session."""
+    from pyspark.sql import SparkSession
+
+    rows = changed_rows(line.catalog, count)
+    pq.write_table(rows.drop_columns(["_cdc_version"]), line.root / "changes.parquet")
+    jars = ",".join(map(str, fetch(ICEBERG).glob("*.jar")))
+    began_s = time.perf_counter()
+    settings = {
+        "spark.jars": jars, "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "3g",
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.peer": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.peer.type": "hadoop", "spark.sql.catalog.peer.warehouse": str(line.root / "peer"),
+    }  # fmt: skip
+    builder = SparkSession.builder.master("local[*]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with builder.getOrCreate() as spark:
+        started_s = time.perf_counter() - began_s
+        every = line.root / "rows.parquet"
+        present = line.catalog.load_table("shop.orders").scan().to_arrow()
+        pq.write_table(present.drop_columns(["_cdc_version"]), every)
+        spark.read.parquet(str(every)).writeTo("peer.shop.orders").tableProperty("format-version", "2").tableProperty(
+            "write.merge.mode", "merge-on-read"
+        ).create()
+        spark.read.parquet(str(line.root / "changes.parquet")).createOrReplaceTempView("changes")
+        seconds = []
+        for _ in range(2):
+            began_s = time.perf_counter()
+            spark.sql(MERGE)
+            seconds.append(time.perf_counter() - began_s)
+    return started_s, min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--tables", type=int, default=300)
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
+    given = parser.parse_args()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="bench-lake-") as folder, MariaDb.start(server_id=1) as source:
+        line = Line(Path(folder), source)
+        source.run("CREATE DATABASE bench")
+        lines = ["| what | changes | seconds | changes/s |", "|---|---|---|---|"]
+
+        def add(what: str, count: int, seconds: float) -> None:
+            lines.append(f"| {what} | {count:,} | {seconds:.1f} | {count / seconds:,.0f} |")
+            print(lines[-1], flush=True)
+
+        for figure in figures(line, given.rows, given.changes, given.tables):
+            add(*figure)
+        peers: Mapping[str, Callable[[], tuple[int, float]]] = {
+            "peer: Spark's MERGE INTO, in a warm session": lambda: (given.changes, merged(line, given.changes)[1]),
+            "peer: PyIceberg's upsert": lambda: (UPSERTED, upserted(line, UPSERTED)),
+        }
+        for what, work in peers.items():
+            add(what, *work())
+        if given.write:
+            keep("lake", f"{machine(source, load)}\n\n" + "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The catalog of a lake: PyIceberg's, by PyIceberg's own properties, with secrets from the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    OAuthError,
+    RESTError,
+    UnauthorizedError,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from cdc_core.config import IcebergTarget
+from cdc_core.errors import FilesLost, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.model.connection_reference import variable_of
+
+_PASSWORD = re.compile(r"//[^/@:]*:([^/@]+)@")
+"""Of a URL."""
+
+
+def open_catalog(target: IcebergTarget) -> Catalog:
+    """Raises UsageError (config.unset, config.invalid), and what `catalog_answers` raises."""
+    properties = resolved(target)
+    with catalog_answers(target):
+        try:
+            return load_catalog(target.name, **properties)
+        except (ValueError, ImportError) as error:
+            raise UsageError(
+                f"The properties of the catalog are not PyIceberg's: {error}.",
+                where=f"targets.{target.name}.catalog",
+                code="config.invalid",
+                remedy="see docs/targets.md, and PyIceberg's documentation of this type of catalog",
+            ) from None
+
+
+def resolved(target: IcebergTarget) -> dict[str, str]:
+    """The properties with the values of their environment variables. Raises UsageError (config.unset)."""
+    return {name: _value(target, name, value) for name, value in target.catalog.items()}
+
+
+def _value(target: IcebergTarget, name: str, value: str) -> str:
+    if not value.startswith("env:"):
+        return value
+    variable = variable_of(value)
+    found = os.environ.get(variable)
+    if not found:
+        raise UsageError(
+            f"The environment variable {variable} is not set.",
+            where=f"targets.{target.name}.catalog.{name}",
+            code="config.unset",
+            remedy=f"export {variable} with the catalog's {name}",
+        )
+    return found
+
+
+@contextmanager
+def catalog_answers(target: IcebergTarget) -> Iterator[None]:
+    """Errors of the catalog and of its storage as ours: RetryLater (connection.unreachable, target.busy), Refused
+    (connection.denied, target.table), DataAtRisk (lake.files_lost). Their causes may name secrets, and are not kept."""
+    where = f"targets.{target.name}"
+    try:
+        yield
+    except LockstepError:
+        raise
+    except CommitFailedException as error:
+        raise RetryLater(
+            f"Another writer has changed the table at the same time: {_shown(target, error)}.",
+            where=where,
+            code="target.busy",
+            remedy="run it again",
+        ) from None
+    except (UnauthorizedError, ForbiddenError, OAuthError) as error:
+        raise Refused(
+            f"The catalog refuses the login: {_shown(target, error)}.",
+            where=where,
+            code="connection.denied",
+            remedy="check the credentials of the catalog and what they allow",
+        ) from None
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        raise Refused(
+            f"The catalog does not have it: {_shown(target, error)}.",
+            where=where,
+            code="target.table",
+            remedy="`lockstep target create` makes what is missing",
+        ) from None
+    except FileNotFoundError as error:
+        raise lost_files(target, error) from None
+    except (SQLAlchemyError, RESTError, OSError) as error:
+        raise RetryLater(
+            f"The lake does not answer: {_shown(target, error)}.",
+            where=where,
+            code="connection.unreachable",
+            remedy="check the catalog and the storage that the pipeline file names, then run it again",
+        ) from None
+
+
+def lost_files(target: IcebergTarget, error: Exception) -> FilesLost:
+    return FilesLost(
+        f"A file of the lake is missing: {_shown(target, error)}.",
+        where=f"targets.{target.name}",
+        code="lake.files_lost",
+        remedy="somebody removed files that the table still names: restore them, or roll the table back to a snapshot "
+        "whose files are there (Spark: CALL system.rollback_to_snapshot), then replay what it lacks: the error of "
+        "the next run says from where",
+    )
+
+
+def _shown(target: IcebergTarget, error: Exception) -> str:
+    """One line, without the values that come from the environment."""
+    text = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")[:300]
+    for name, value in target.catalog.items():
+        if value.startswith("env:") and (secret := os.environ.get(variable_of(value))):
+            passwords = _PASSWORD.findall(secret)
+            for each in (secret, *passwords, *map(unquote, passwords)):
+                text = text.replace(each, f"<{name}>")
+    return text
+
+
+def identifier(target: IcebergTarget, logical: str) -> tuple[str, ...]:
+    """The name of the mirror of a logical table. Raises UsageError (config.invalid)."""
+    rule = target.table(logical)
+    assert rule is not None  # the plan has only tables that the target takes
+    database, dot, table = logical.partition(".")
+    words: dict[str, object] = {"logical": logical.replace(".", "_"), "table": table if dot else logical}
+    if dot:
+        words["database"] = database
+    try:
+        return (*target.namespace.split("."), rule.table.format(**words))
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"The name template {rule.table!r} of {logical!r} cannot be filled: {error}.",
+            where=f"targets.{target.name}.tables",
+            code="config.invalid",
+            remedy="use {logical}, {table} and {database}; {database} exists only where the logical name is "
+            "'database.table'",
+        ) from None
+
+
+def name_of(identifier: tuple[str, ...]) -> str:
+    return ".".join(identifier)

@@ -1,0 +1,165 @@
+"""Where a keyed table has the rows of some keys: file, position and version, by reading the key's columns alone.
+
+Files and row groups whose bounds are outside of the keys are not read; of the others, the version is read only where a
+key was found. A key has one live row at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.errors import DataAtRisk
+from cdc_core.history.codes import whole
+from cdc_core.history.parts import hashes_of
+from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, numbers_of
+from cdc_core.model.version import VERSION_COLUMN
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldRows:
+    """What a table holds under each of some keys. file: a number of `paths`; -1: nothing. row: its position in the
+    file. versions: null where there is nothing."""
+
+    paths: tuple[str, ...]
+    file: Numbers
+    row: Numbers
+    versions: pa.BinaryArray
+
+    @classmethod
+    def nothing(cls, count: int) -> HeldRows:
+        return cls((), np.full(count, -1, np.int64), np.full(count, -1, np.int64), pa.nulls(count, pa.binary()))
+
+
+class KeyIndex:
+    """Finds keys among others by a hash of them; equal hashes are compared by value."""
+
+    def __init__(self, columns: Sequence[pa.Array]) -> None:
+        hashes = hashes_of(columns)
+        self._order: Numbers = np.argsort(hashes, kind="stable").astype(np.int64)
+        self._hashes, self._columns = hashes[self._order], columns
+
+    def match(self, columns: Sequence[pa.Array]) -> tuple[Numbers, Numbers]:
+        """(the numbers of those keys that are among ours, and of ours)."""
+        hashes = hashes_of(columns)
+        at = np.searchsorted(self._hashes, hashes)
+        rows: Numbers = np.arange(len(hashes), dtype=np.int64)
+        found: list[tuple[Numbers, Numbers]] = []
+        while len(rows):
+            inside = at < len(self._hashes)
+            rows, at, hashes = rows[inside], at[inside], hashes[inside]
+            same = self._hashes[at] == hashes
+            rows, at, hashes = rows[same], at[same], hashes[same]
+            ours = self._order[at]
+            equal = np.ones(len(rows), bool)
+            for own, theirs in zip(self._columns, columns, strict=True):
+                compared = pc.equal(theirs.take(pa.array(rows)), own.take(pa.array(ours)))
+                equal &= np.asarray(compared.fill_null(False))
+            found.append((rows[equal], ours[equal]))
+            rows, at, hashes = rows[~equal], at[~equal] + 1, hashes[~equal]
+        if not found:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
+
+
+def held_rows(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> HeldRows:
+    """What the files hold under these keys, which have no nulls. keys: the key's columns, no key twice.
+
+    Raises DataAtRisk (lake.foreign_write) for two rows under one key."""
+    if not keys.num_rows or not live:
+        return HeldRows.nothing(keys.num_rows)
+    columns = [whole(keys.column(name).cast(files.columns.field(name).type)) for name in files.key]
+    index, first = KeyIndex(columns), files.key[0]
+    span = tuple(one.as_py() for one in pc.min_max(columns[0]).values()) if _ordered(columns[0].type) else None
+    count = keys.num_rows
+    file, row = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    owners: list[Numbers] = []
+    versions: list[pa.BinaryArray] = []
+    for number, one in enumerate(live):
+        if _apart(span, (one.low, one.high)):
+            continue
+        with OpenFile(files, one) as opened:
+            gone: Numbers | None = None
+            for group in opened.groups:
+                if _apart(span, opened.span(group, first)):
+                    continue
+                rows, ours = index.match([whole(column) for column in opened.read(group, files.key).columns])
+                if len(rows) and gone is None:
+                    gone = numbers_of(deleted_rows(files, one)) if one.deletes else np.zeros(0, np.int64)
+                places = rows + opened.starts[group]
+                kept = ~np.isin(places, gone) if gone is not None and len(gone) else np.ones(len(rows), bool)
+                rows, ours, places = rows[kept], ours[kept], places[kept]
+                if not len(rows):
+                    continue
+                again = file[ours] >= 0
+                again[np.setdiff1d(np.arange(len(ours)), np.unique(ours, return_index=True)[1])] = True
+                _require_one(files, again, one, keys, ours)
+                file[ours], row[ours] = number, places
+                owners.append(ours)
+                there = whole(opened.read(group, [VERSION_COLUMN]).column(0))
+                versions.append(there.take(pa.array(rows)))
+    return HeldRows(tuple(one.path for one in live), file, row, _spread(count, owners, versions))
+
+
+def rows_at(files: KeyedFiles, live: Sequence[LiveFile], file: Numbers, row: Numbers, names: Sequence[str]) -> pa.Table:
+    """Columns of the rows at these places, in this order. file: numbers of the files."""
+    parts: list[pa.Table] = []
+    owners: list[Numbers] = []
+    for number in np.unique(file).tolist():
+        mine = np.flatnonzero(file == number)
+        with OpenFile(files, live[number]) as opened:
+            group_of = np.searchsorted(opened.starts, row[mine], "right") - 1
+            for group in np.unique(group_of).tolist():
+                here = mine[group_of == group]
+                parts.append(opened.read(group, names).take(pa.array(row[here] - opened.starts[group])))
+                owners.append(here)
+    if not parts:
+        return pa.schema([files.columns.field(name) for name in names]).empty_table()
+    order = np.argsort(np.concatenate(owners))
+    return pa.concat_tables(parts).take(pa.array(order))
+
+
+def _spread(count: int, owners: Iterable[Numbers], versions: Sequence[pa.BinaryArray]) -> pa.BinaryArray:
+    if not versions:
+        return pa.nulls(count, pa.binary())
+    at = np.full(count, -1, np.int64)
+    of_each = np.concatenate(list(owners))
+    at[of_each] = np.arange(len(of_each))
+    return pa.concat_arrays(versions).take(pa.array(at, mask=at < 0))
+
+
+def _require_one(files: KeyedFiles, twice: npt.NDArray[np.bool_], file: LiveFile, keys: pa.Table, at: Numbers) -> None:
+    if twice.any():
+        key = keys.slice(int(at[np.flatnonzero(twice)[0]]), 1).to_pylist()[0]
+        raise DataAtRisk(
+            f"Two rows of {files.location} have the key {key}: one of them is in {file.path}.",
+            where=files.location,
+            code="lake.foreign_write",
+            remedy="Lockstep alone writes to this table. Roll it back to the last snapshot whose summary has "
+            "lockstep.run (Spark: CALL system.rollback_to_snapshot), and run again",
+        )
+
+
+def _ordered(kind: pa.DataType) -> bool:
+    """Whether the bounds that files have of a column can be compared with its values. Those of texts and bytes are cut,
+    and compare by their bytes, as Python's do."""
+    return not (pa.types.is_floating(kind) or pa.types.is_list(kind) or pa.types.is_boolean(kind))
+
+
+def _apart(span: tuple[Any, ...] | None, bounds: tuple[Any, Any] | None) -> bool:
+    """Whether no value from the one range is in the other; False where that is unknown."""
+    if span is None or bounds is None:
+        return False
+    (low, high), (least, most) = span, bounds
+    try:
+        return (most is not None and most < low) or (least is not None and least > high)
+    except TypeError:  # bounds in Iceberg's form: days and microseconds
+        return False

@@ -1,0 +1,132 @@
+"""The columns of a mirror: from the types of merged rows to Iceberg's, and how they follow the source's definitions.
+
+A column keeps its field id for life, under every name: so files that were written before it was renamed, widened or
+moved are read right. A column that the source dropped stays, nullable, after those that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from cdc_core.errors import Refused
+from cdc_core.model.version import VERSION_COLUMN
+
+_PLAIN: dict[pa.DataType, IcebergType] = {
+    pa.bool_(): BooleanType(),
+    pa.int8(): IntegerType(),
+    pa.int16(): IntegerType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.float32(): FloatType(),
+    pa.float64(): DoubleType(),
+    pa.date32(): DateType(),
+    pa.timestamp("us"): TimestampType(),
+    pa.timestamp("us", tz="UTC"): TimestamptzType(),
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
+}
+
+
+def _lake_type(kind: pa.DataType, ids: Iterable[int]) -> IcebergType:
+    if pa.types.is_decimal(kind):
+        return DecimalType(kind.precision, kind.scale)
+    if pa.types.is_list(kind):
+        element = _lake_type(kind.value_type, ids)
+        return ListType(element_id=next(iter(ids)), element_type=element, element_required=False)
+    return _PLAIN[kind]
+
+
+def first_schema(columns: Iterable[pa.Field], key: Sequence[str], *, rows: bool = True) -> Schema:
+    """The schema of a new table. columns: of merged rows. rows: whether it has rows, whose key is required; a table of
+    tombstones has one without a key for a TRUNCATE."""
+    ids = count(1)
+    fields = [
+        NestedField(next(ids), one.name, _lake_type(one.type, ids), required=rows and one.name in key)
+        for one in columns
+    ]
+    fields.append(NestedField(next(ids), VERSION_COLUMN, BinaryType(), required=True))
+    return Schema(*fields, identifier_field_ids=_identifiers(fields, key) if rows else [])
+
+
+def _identifiers(fields: Sequence[NestedField], key: Sequence[str]) -> list[int]:
+    """Iceberg's identifier fields; none where the key has a type that it does not allow."""
+    mine = [one for one in fields if one.name in key]
+    allowed = not any(isinstance(one.field_type, FloatType | DoubleType | ListType) for one in mine)
+    return [one.field_id for one in mine] if allowed else []
+
+
+def evolved(
+    schema: Schema, last_id: int, columns: Sequence[pa.Field], renames: Iterable[tuple[str, str]], *, table: str
+) -> Schema | None:
+    """The schema that takes rows with these columns; None if this one does. last_id: the highest field id that the
+    table ever had. renames: (old, new), in the order of the log. Raises Refused (target.definition)."""
+    ids = count(last_id + 1)
+    known = {one.name.lower(): one for one in schema.fields if one.name != VERSION_COLUMN}
+    wanted = {one.name.lower() for one in columns}
+    for old, new in ((before.lower(), after.lower()) for before, after in renames):
+        if old in known and old not in wanted and new not in known:
+            known[new] = known.pop(old)
+    fields = [_followed(known.pop(one.name.lower(), None), one, ids, table) for one in columns]
+    fields += [one.model_copy(update={"required": False}) for one in known.values()]
+    fields.append(schema.find_field(VERSION_COLUMN))
+    fitted = Schema(*fields, identifier_field_ids=schema.identifier_field_ids)
+    return None if fitted.fields == schema.fields else fitted
+
+
+def _followed(known: NestedField | None, column: pa.Field, ids: Iterable[int], table: str) -> NestedField:
+    if known is None:
+        return NestedField(next(iter(ids)), column.name, _lake_type(column.type, ids), required=False)
+    kind = known.field_type
+    wanted = _lake_type(column.type, [kind.element_id] if isinstance(kind, ListType) else ())
+    if not _takes(kind, wanted):
+        if not _takes(wanted, kind):
+            raise Refused(
+                f"The column {column.name} of {table} has the type {kind}; the source's is {wanted} now, and Iceberg "
+                "changes no column so.",
+                where=table,
+                code="target.definition",
+                remedy="rename the table in the lake and copy it again, or give it another name in `tables`: the new "
+                "one gets the new type",
+            )
+        kind = wanted
+    return known.model_copy(update={"name": column.name, "field_type": kind})
+
+
+def _takes(kind: IcebergType, other: IcebergType) -> bool:
+    """Whether a column of a type may hold the values of another one, which Iceberg may also widen to it."""
+    if isinstance(kind, DecimalType) and isinstance(other, DecimalType):
+        return kind.precision >= other.precision and kind.scale == other.scale
+    wider = {(LongType(), IntegerType()), (DoubleType(), FloatType())}
+    return kind == other or (kind, other) in wider
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """The Arrow schema of the data files, with field ids."""
+    return pa.schema([one.with_type(_small(one.type)) for one in schema_to_pyarrow(schema)])
+
+
+def _small(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field)
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)

@@ -1,0 +1,342 @@
+"""What a run's winners do to a mirror and to its tombstones: the guard of the history, at a lake.
+
+No older change touches a newer row, and a deleted key stays deleted for all that is older, in any order of runs: the
+version of each present row is in the mirror, that of each deleted key in the table of tombstones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.history.codes import whole
+from cdc_core.history.guard import HeldVersions, classify_each, newest_tombstone
+from cdc_core.lake.absent_values import filled
+from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows
+from cdc_core.lake.held_rows import Numbers, held_rows
+from cdc_core.model.merged_columns import BORN, CLASS, ENDED_ORIGINS, LIVE_ORIGINS, REASON, MergedOp, RowClass
+from cdc_core.model.row_versions import version_bytes
+from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, LiteralEntries
+from cdc_core.model.version import (
+    VERSION_COLUMN,
+    latest_places,
+    name_in,
+    newer_or_equal,
+    newer_or_equal_each,
+    origin_of,
+    other_origin,
+)
+
+HELD_FILE, HELD_ROW = "_cdc_held_file", "_cdc_held_row"
+"""In filtered/: where the mirror has the row; null: it has none."""
+TOMB_FILE, TOMB_ROW = "_cdc_tomb_file", "_cdc_tomb_row"
+"""In filtered/: where the key's tombstone is."""
+SAME = "_cdc_same"
+"""In filtered/: whether mirror and tombstones have exactly this change already, or a later TRUNCATE of its log."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A mirror and its tombstones at the snapshot that a run is based on. truncates: versions of tombstones without a
+    key."""
+
+    table: str
+    rows: KeyedFiles
+    live: tuple[LiveFile, ...]
+    tombstones: KeyedFiles
+    buried: tuple[LiveFile, ...]
+    truncates: tuple[bytes, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.rows.key
+
+
+def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tuple[pa.Table, dict[str, int]]:
+    """(the winners with class, reason, and places; by source, the latest place in its log of what is held instead of
+    stale ones). removing: versions of the run's truncates.
+
+    Raises DataAtRisk (target.shared_key, lake.foreign_write), Refused (config.table_rule)."""
+    truncates = pc.equal(winners.column(OP), MergedOp.TRUNCATE)
+    keyless = np.asarray(whole(truncates))
+    rows = winners.filter(pc.invert(truncates))
+    _require_keys(mirror, rows)
+    _require_one_live(mirror, rows)
+    keys = rows.select(mirror.key)
+    held, buried = held_rows(mirror.rows, mirror.live, keys), held_rows(mirror.tombstones, mirror.buried, keys)
+    versions = versions_of_rows(rows)
+    upserts = np.asarray(whole(pc.equal(rows.column(OP), MergedOp.UPSERT)))
+    known = HeldVersions(
+        held.versions, _tombstones(buried.versions, versions, mirror.truncates), np.zeros(len(versions), np.int64)
+    )
+    classes, reasons = classify_each(
+        known,
+        versions,
+        upserts,
+        np.asarray(whole(rows.column(BORN).fill_null(False))),
+        by_column=False,
+        removing=removing,
+    )
+    _require_own_origin(mirror, rows, held.versions, versions, classes)
+    # A row may be under a key with the very tombstone of its delete: where the mirror alone was rolled back.
+    deleted = np.asarray(_equal(versions, buried.versions)) & ~np.asarray(held.versions.is_valid())
+    there = np.where(upserts, np.asarray(_equal(versions, held.versions)), deleted)
+    if ABSENT in rows.column_names:
+        due = upserts & (classes != RowClass.STALE) & ~there
+        winners = _with_rows(winners, filled(mirror.rows, mirror.live, rows, held, due), keyless)
+    of_winners = _Spread(winners.num_rows, np.flatnonzero(~keyless))
+    same = of_winners.flags(there)
+    for at in np.flatnonzero(keyless).tolist():
+        same[at] = not fresh_truncates(mirror, versions_of_rows(winners.slice(at, 1)).to_pylist())
+    stale = pa.array(classes == RowClass.STALE)
+    instead = [one.filter(stale) for one in (held.versions, buried.versions)]
+    noted = _noted(
+        winners,
+        classes=of_winners.objects(classes, RowClass.DELETE),
+        reasons=of_winners.objects(reasons, None),
+        same=same,
+        held=(held.paths, of_winners.numbers(held.file), of_winners.numbers(held.row)),
+        tombs=(buried.paths, of_winners.numbers(buried.file), of_winners.numbers(buried.row)),
+    )
+    return noted, latest_places(pa.concat_arrays(instead))
+
+
+def _with_rows(winners: pa.Table, rows: pa.Table, keyless: npt.NDArray[np.bool_]) -> pa.Table:
+    """The winners with these rows in place of those that have a key."""
+    if rows.num_rows == winners.num_rows:
+        return rows
+    place = np.zeros(winners.num_rows, np.int64)
+    place[~keyless] = np.arange(rows.num_rows)
+    place[keyless] = rows.num_rows + np.arange(int(keyless.sum()))
+    return pa.concat_tables([rows, winners.filter(pa.array(keyless))]).take(pa.array(place))
+
+
+def fresh_truncates(mirror: Mirror, versions: Iterable[bytes]) -> list[bytes]:
+    """Those of these truncates that the mirror does not know. It has lost all that is older than those that it knows,
+    and takes nothing of it any more."""
+    return [
+        one
+        for one in versions
+        if not any(name_in(one) == name_in(known) and newer_or_equal(known, one) for known in mirror.truncates)
+    ]
+
+
+def versions_of_rows(rows: pa.Table) -> pa.BinaryArray:
+    """The version of each merged row."""
+    batch = rows.combine_chunks().to_batches()
+    return version_bytes(batch[0]) if batch else pa.array([], pa.binary())
+
+
+def _equal(versions: pa.BinaryArray, held: pa.BinaryArray) -> pa.BooleanArray:
+    return pc.equal(versions, held).fill_null(False)
+
+
+def _tombstones(held: pa.BinaryArray, versions: pa.BinaryArray, truncates: Sequence[bytes]) -> pa.BinaryArray:
+    """The newest tombstone of each key, where those without a key matter: a change that is newer asks for none."""
+    older = np.zeros(len(versions), bool)
+    for one in truncates:
+        older |= ~np.asarray(newer_or_equal_each(versions, pa.array([one] * len(versions), pa.binary())))
+    if not older.any():
+        return held
+    found = held.to_pylist()
+    for at in np.flatnonzero(older).tolist():
+        found[at] = newest_tombstone(found[at], versions[at].as_py(), truncates)
+    return pa.array(found, pa.binary())
+
+
+def _require_keys(mirror: Mirror, rows: pa.Table) -> None:
+    """Raises Refused (config.table_rule) for a key that its type does not hold: its row could not be found again."""
+    literal = whole(rows.column(LITERAL))
+    if literal.null_count < len(literal):
+        entries = LiteralEntries.of(literal)
+        entries = entries.where(entries.among(list(mirror.key)))
+        if len(entries.row):
+            raise Refused(
+                f"A key of {mirror.table} has the value {entries.text[0].as_py()!r} in {entries.name[0].as_py()}, "
+                "which its type in the lake does not hold.",
+                where=f"{mirror.table}, key ({', '.join(mirror.key)})",
+                code="config.table_rule",
+                remedy="correct the row on the source, leave the table out of the target's tables, or set `key` in its "
+                "rule to columns that identify a row otherwise",
+            )
+
+
+def _require_one_live(mirror: Mirror, rows: pa.Table) -> None:
+    if (
+        LIVE_ORIGINS in rows.column_names
+        and (several := rows.filter(pc.greater(rows.column(LIVE_ORIGINS), 1))).num_rows
+    ):
+        raise _shared(mirror, several.select(mirror.key).slice(0, 1))
+
+
+def _require_own_origin(
+    mirror: Mirror, rows: pa.Table, held: pa.BinaryArray, versions: pa.BinaryArray, classes: npt.NDArray[np.object_]
+) -> None:
+    """A row of another source table is under the key, and nothing of the run says that it is gone."""
+    if ENDED_ORIGINS not in rows.column_names:
+        return
+    ended = rows.column(ENDED_ORIGINS).to_pylist()
+    for at in np.flatnonzero(np.asarray(held.is_valid())).tolist():
+        there, mine = held[at].as_py(), versions[at].as_py()
+        if classes[at] != RowClass.STALE and other_origin(mine, there):
+            if origin_of(there).decode() in (ended[at] or "").split(","):
+                continue
+            raise _shared(mirror, rows.select(mirror.key).slice(at, 1))
+
+
+def _shared(mirror: Mirror, key: pa.Table) -> DataAtRisk:
+    return DataAtRisk(
+        f"Two source tables have a row of {mirror.table} with the key {key.to_pylist()[0]}.",
+        where=mirror.table,
+        code="target.shared_key",
+        remedy="add a column to the key that tells the source tables apart, or give them different logical names with "
+        "`routes`; shared_keys: newest lets the newest change count",
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spread:
+    """From the rows with a key to all winners."""
+
+    count: int
+    at: Numbers
+
+    def numbers(self, values: Numbers) -> Numbers:
+        found = np.full(self.count, -1, np.int64)
+        found[self.at] = values
+        return found
+
+    def objects(self, values: npt.NDArray[np.object_], other: object) -> npt.NDArray[np.object_]:
+        found: npt.NDArray[np.object_] = np.full(self.count, other, object)
+        found[self.at] = values
+        return found
+
+    def flags(self, values: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        found = np.zeros(self.count, bool)
+        found[self.at] = values
+        return found
+
+
+_Places = tuple[tuple[str, ...], Numbers, Numbers]
+
+
+def _noted(
+    winners: pa.Table,
+    *,
+    classes: npt.NDArray[np.object_],
+    reasons: npt.NDArray[np.object_],
+    same: npt.NDArray[np.bool_],
+    held: _Places,
+    tombs: _Places,
+) -> pa.Table:
+    made = {CLASS: pa.array(classes.tolist(), pa.string()), REASON: pa.array(reasons.tolist(), pa.string())}
+    made[SAME] = pa.array(same)
+    for (paths, file, row), file_name, row_name in ((held, HELD_FILE, HELD_ROW), (tombs, TOMB_FILE, TOMB_ROW)):
+        numbers = pa.array(file.astype(np.int32), mask=file < 0)
+        made[file_name] = pa.DictionaryArray.from_arrays(numbers, pa.array(paths, pa.string()))
+        made[row_name] = pa.array(row, mask=row < 0)
+    for name, column in made.items():
+        winners = winners.append_column(name, column)
+    return winners
+
+
+@dataclass(slots=True)
+class Gone:
+    """Positions of rows that go, by the path of their file."""
+
+    rows: dict[str, BitMap] = field(default_factory=dict)
+
+    def add(self, files: pa.ChunkedArray, rows: pa.ChunkedArray) -> None:
+        coded = whole(files)
+        coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
+        numbers, places = np.asarray(coded.indices.fill_null(-1)), np.asarray(whole(rows).fill_null(0))
+        for number, path in enumerate(coded.dictionary.to_pylist()):
+            mine = places[numbers == number]
+            if len(mine):
+                self.include(path, BitMap(mine.astype(np.uint32)))
+
+    def include(self, path: str, positions: BitMap) -> None:
+        self.rows[path] = self.rows.get(path, BitMap()) | positions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Effect:
+    """What judged rows do: rows and tombstones that come, and positions that go."""
+
+    rows: pa.Table
+    tombstones: pa.Table
+    gone: Mapping[str, BitMap]
+    dug_up: Mapping[str, BitMap]
+    """Positions of tombstones that go."""
+
+
+def effect(mirror: Mirror, judged_rows: pa.Table) -> Effect:
+    """Of judged rows that are not stale."""
+    upserts = pc.equal(judged_rows.column(OP), MergedOp.UPSERT)
+    fresh = pc.invert(judged_rows.column(SAME))
+    come, go = judged_rows.filter(pc.and_(upserts, fresh)), judged_rows.filter(pc.and_(pc.invert(upserts), fresh))
+    gone, dug_up = Gone(), Gone()
+    gone.add(come.column(HELD_FILE), come.column(HELD_ROW))
+    gone.add(go.column(HELD_FILE), go.column(HELD_ROW))
+    for one in (come, go):
+        dug_up.add(one.column(TOMB_FILE), one.column(TOMB_ROW))
+    return Effect(_taken(mirror.rows, come), _taken(mirror.tombstones, go), gone.rows, dug_up.rows)
+
+
+def _taken(files: KeyedFiles, rows: pa.Table) -> pa.Table:
+    """The columns of the table."""
+    keyless = np.asarray(whole(pc.equal(rows.column(OP), MergedOp.TRUNCATE)))
+    columns = []
+    for one in files.columns:
+        if one.name == VERSION_COLUMN:
+            column = versions_of_rows(rows)
+        elif one.name in rows.column_names:
+            column = whole(rows.column(one.name)).cast(one.type)
+            if keyless.any() and one.name in files.key:
+                column = pc.if_else(pa.array(keyless), pa.scalar(None, one.type), column)
+        else:
+            column = pa.nulls(rows.num_rows, one.type)
+        columns.append(column)
+    return pa.table(columns, schema=files.columns)
+
+
+def removed_by(files: KeyedFiles, file: LiveFile, truncates: Sequence[bytes]) -> BitMap:
+    """The positions of the live rows of a file that truncates of these versions remove."""
+    found = BitMap()
+    with OpenFile(files, file) as opened:
+        for group in opened.groups:
+            versions = whole(opened.read(group, [VERSION_COLUMN]).column(0))
+            older = np.zeros(len(versions), bool)
+            for one in truncates:
+                mine = np.asarray(
+                    newer_or_equal_each(pa.array([one] * len(versions), pa.binary()), versions).fill_null(False)
+                )
+                if origin_of(one):
+                    mine &= np.array([origin_of(each) in (b"", origin_of(one)) for each in versions.to_pylist()], bool)
+                older |= mine
+            found |= BitMap((np.flatnonzero(older) + int(opened.starts[group])).astype(np.uint32))
+    return found - deleted_rows(files, file) if file.deletes else found
+
+
+def truncates_in(files: KeyedFiles, live: Sequence[LiveFile]) -> dict[bytes, tuple[str, int]]:
+    """The tombstones without a key: where each version is."""
+    found: dict[bytes, tuple[str, int]] = {}
+    for one in live:
+        if not one.keyless:
+            continue
+        gone = deleted_rows(files, one) if one.deletes else BitMap()
+        with OpenFile(files, one) as opened:
+            for group in opened.groups:
+                rows = opened.read(group, [files.key[0], VERSION_COLUMN])
+                for at in np.flatnonzero(np.asarray(whole(rows.column(0).is_null()))).tolist():
+                    place = at + int(opened.starts[group])
+                    if place not in gone:
+                        found[rows.column(1)[at].as_py()] = (one.path, place)
+    return found

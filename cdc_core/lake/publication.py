@@ -1,0 +1,189 @@
+"""Publishing: the snapshots of all tables of a run become what readers see, by compare-and-set.
+
+    SQL catalogs        one transaction: all tables or none
+    REST catalogs       one `transactions/commit`, where the server offers it: all or none
+    others              one table after the other; a run that was killed in between is completed by its own retry, or
+                        overtaken by the next run, which reads what is there
+
+Each table is required to be at the snapshot that the run is based on. So of two runs, or of two attempts of one, one
+publishes; and a table that somebody else has changed meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    RemoveSnapshotRefUpdate,
+    SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from cdc_core.errors import DataAtRisk, RetryLater, repeat_from
+from cdc_core.lake.catalogs import name_of
+from cdc_core.lake.commits import TableCommit, commit, in_one_step
+from cdc_core.lake.lake_tables import MirrorTables
+from cdc_core.lake.snapshots import (
+    MAIN,
+    NUMBER,
+    RUN,
+    WITH_TOMBSTONES,
+    FileChange,
+    LiveFiles,
+    NewSnapshot,
+    ancestry,
+    foreign,
+    head,
+    next_number,
+    number_of,
+    on_branch,
+    pointing,
+    said,
+    snapshot_of,
+)
+
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSnapshot:
+    """A snapshot that a run has made of a table. identifier: of the table. base: the snapshot that readers saw then;
+    None: none. branch: whose head it is."""
+
+    identifier: tuple[str, ...]
+    base: int | None
+    snapshot: int
+    branch: str
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSnapshots:
+    """The snapshots of a mirror and of its tombstones that a run is based on; None: the table is empty. identifier: of
+    the mirror."""
+
+    table: str
+    identifier: tuple[str, ...]
+    rows: int | None
+    tombstones: int | None
+
+
+BRANCHES = "lockstep_"
+"""How the branches of runs begin."""
+
+
+def branch_of(run_id: str) -> str:
+    """The branch of a run's snapshots."""
+    return f"{BRANCHES}{re.sub(r'[^A-Za-z0-9_]+', '_', run_id)}"
+
+
+def on_run_branch(
+    tables: MirrorTables,
+    bases: tuple[LiveFiles, LiveFiles],
+    changes: tuple[FileChange, FileChange],
+    said_of_run: Mapping[str, str],
+) -> Iterator[LakeSnapshot]:
+    """Makes what a run does to a mirror and to its tombstones, on the run's branch. bases, changes: of the mirror, and
+    of its tombstones. said_of_run: the properties RUN and PLAN.
+
+    Tombstones come first: where a catalog publishes one table after the other, no key must lose its row before it has
+    its tombstone. Raises what the catalog raises."""
+    (rows, tombstones), (of_rows, of_tombstones) = bases, changes
+    branch = branch_of(said_of_run[RUN])
+    last = number_of(tombstones.table, tombstones.snapshot)
+    if of_tombstones:
+        last = next_number(tombstones.table, tombstones.snapshot)
+        properties = {**said_of_run, NUMBER: str(last)}
+        yield _on_branch(snapshot_of(tombstones, of_tombstones, tables.tombstone_schema, properties), branch)
+    if of_rows or of_tombstones:
+        number = next_number(rows.table, rows.snapshot)
+        properties = {**said_of_run, NUMBER: str(number), WITH_TOMBSTONES: str(last)}
+        yield _on_branch(snapshot_of(rows, of_rows, tables.schema, properties), branch)
+
+
+def _on_branch(made: NewSnapshot, branch: str) -> LakeSnapshot:
+    on_branch(made, branch)
+    return LakeSnapshot(made.table.name(), made.base, made.number, branch)
+
+
+def publishes_together(catalog: Catalog) -> str:
+    """How the catalog publishes several tables, in words."""
+    at_once = in_one_step(catalog)
+    return f"all tables of a run {at_once}" if at_once else "one table of a run after the other"
+
+
+def publish(catalog: Catalog, snapshots: Sequence[LakeSnapshot]) -> bool:
+    """Whether there was something to do: not where an earlier attempt has published them.
+
+    Raises RetryLater (lake.compacted) where files were compacted meanwhile, or another run has published;
+    DataAtRisk (lake.foreign_write, lake.files_lost), and what the catalog raises.
+    """
+    for attempt in range(_ATTEMPTS):
+        due = []
+        for one in snapshots:
+            table = catalog.load_table(one.identifier)
+            if not _published(table, one):
+                _require_base(table, one)
+                due.append(TableCommit(table, _requirements(one), _updates(table, one)))
+        try:
+            commit(catalog, due)
+            break
+        except CommitFailedException:  # another attempt, or a reader's tag, at the same moment
+            if attempt == _ATTEMPTS - 1:
+                raise
+    return bool(due)
+
+
+def _published(table: Table, one: LakeSnapshot) -> bool:
+    return any(each.snapshot_id == one.snapshot for each in ancestry(table, head(table)))
+
+
+def _require_base(table: Table, one: LakeSnapshot) -> None:
+    if table.metadata.snapshot_by_id(one.snapshot) is None:
+        raise DataAtRisk(
+            f"The snapshot {one.snapshot} of {name_of(one.identifier)} is gone before it was published.",
+            where=name_of(one.identifier),
+            code="lake.files_lost",
+            remedy=f"{repeat_from('filter')}. Keep the branches lockstep_* from what expires snapshots",
+        )
+    now = head(table)
+    if (now.snapshot_id if now is not None else None) == one.base:
+        return
+    for each in ancestry(table, now):
+        if each.snapshot_id == one.base:
+            break
+        if not said(each, RUN) and (each.summary is None or each.summary.operation != Operation.REPLACE):
+            raise foreign(table, each, "was not written by Lockstep, and changed rows")
+    raise RetryLater(
+        f"{name_of(one.identifier)} has a newer snapshot than the run is based on: files were compacted meanwhile, or "
+        "another run has published.",
+        where=name_of(one.identifier),
+        code="lake.compacted",
+        remedy=repeat_from("filter"),
+    )
+
+
+def _requirements(one: LakeSnapshot) -> tuple[TableRequirement, ...]:
+    return (AssertRefSnapshotId(ref=MAIN, snapshot_id=one.base),)
+
+
+def _updates(table: Table, one: LakeSnapshot) -> tuple[TableUpdate, ...]:
+    snapshot = table.metadata.snapshot_by_id(one.snapshot)
+    assert snapshot is not None
+    updates: list[TableUpdate] = []
+    if snapshot.schema_id is not None and snapshot.schema_id != table.metadata.current_schema_id:
+        updates.append(SetCurrentSchemaUpdate(schema_id=snapshot.schema_id))
+    if number := said(snapshot, NUMBER):
+        updates.append(SetPropertiesUpdate(updates={NUMBER: number}))
+    updates.append(pointing(MAIN, one.snapshot))
+    if one.branch in table.metadata.refs:
+        updates.append(RemoveSnapshotRefUpdate(ref_name=one.branch))
+    return tuple(updates)

@@ -1,0 +1,115 @@
+"""The database as of a position: which cut that is, and the SQL that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc_core.config import IcebergTarget, Pipeline
+from cdc_core.errors import Refused, UsageError
+from cdc_core.lake.catalogs import catalog_answers, open_catalog
+from cdc_core.model.cut import Cut
+from cdc_core.model.position import Position
+from cdc_core.model.windows import from_us
+from cdc_core.operations.lake.lake_ready import lake_of
+from cdc_core.source.host.gtid_sets import GtidSet
+from cdc_core.stage import cuts
+from cdc_core.stage.objects import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class CutMoment:
+    """One of: a position of the only source, a set of GTIDs, a time in µs UTC; or none of them: the newest cut."""
+
+    position: Position | None = None
+    gtids: str = ""
+    time_us: int | None = None
+
+    def has(self, cut: Cut) -> bool:
+        """Whether a cut has nothing from after the moment."""
+        ends = cut.sources.values()
+        if self.position is not None:
+            return all(one.position <= self.position for one in ends)
+        if self.gtids:
+            wanted = GtidSet.parse(self.gtids)
+            return all(one.gtid_set and wanted.contains(GtidSet.parse(one.gtid_set)) for one in ends)
+        return self.time_us is None or all(one.committed_us <= self.time_us for one in ends)
+
+
+def one_lake(pipeline: Pipeline, name: str | None) -> IcebergTarget:
+    """The lake of this name, or the only one. Raises UsageError (usage.argument)."""
+    lakes = [one.name for one in pipeline.targets if isinstance(one, IcebergTarget)]
+    if name is None and len(lakes) == 1:
+        return lake_of(pipeline, lakes[0])
+    if name not in lakes:
+        raise UsageError(
+            f"The pipeline has no lake named {name!r}." if name else f"The pipeline has {len(lakes)} lakes.",
+            where="--target",
+            code="usage.argument",
+            remedy=f"add --target, one of: {', '.join(lakes)}" if lakes else "add a target with kind: iceberg",
+        )
+    return lake_of(pipeline, name)
+
+
+def cut_at(store: ObjectStore, target: IcebergTarget, moment: CutMoment) -> Cut:
+    """The last cut that has nothing from after a moment. Raises Refused (stage.as_of), and what reading cuts raises."""
+    first: Cut | None = None
+    for _, cut in cuts.newest_first(store, target.name):
+        if moment.has(cut):
+            return cut
+        first = cut
+    begins = "" if first is None else ", ".join(f"{name} {one.position}" for name, one in first.sources.items())
+    raise Refused(
+        f"The lake {target.name!r} has no cut yet."
+        if first is None
+        else f"Every cut of {target.name!r} has changes from after this moment; the first one is at {begins}.",
+        where=f"targets.{target.name}",
+        code="stage.as_of",
+        remedy="each run that commits makes a cut: run first; or ask for a later moment",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CutView:
+    """How to read a mirror at a cut. metadata: of the table, for readers without a catalog."""
+
+    logical: str
+    name: str
+    snapshot: int | None
+    metadata: str
+
+    def sql(self, engine: str, catalog: str) -> str:
+        """A query of spark, trino or duckdb."""
+        if engine == "duckdb":
+            moment = "" if self.snapshot is None else f", snapshot_from_id = {self.snapshot}"
+            found = f"SELECT * FROM iceberg_scan('{self.metadata}'{moment})"
+        else:
+            words, mark = ("VERSION AS OF", "`") if engine == "spark" else ("FOR VERSION AS OF", '"')
+            parts = (one if one.isidentifier() else f"{mark}{one}{mark}" for one in (catalog, *self.name.split(".")))
+            found = f"SELECT * FROM {'.'.join(parts)}" + ("" if self.snapshot is None else f" {words} {self.snapshot}")
+        return found if self.snapshot is not None else f"{found} WHERE false"
+
+
+def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
+    """Raises Refused (stage.as_of) where a snapshot of the cut has expired, and what the catalog raises."""
+    catalog, found = open_catalog(target), []
+    with catalog_answers(target):
+        for one in cut.tables:
+            table = catalog.load_table(tuple(one.name.split(".")))
+            if one.snapshot is not None and table.metadata.snapshot_by_id(one.snapshot) is None:
+                raise Refused(
+                    f"The snapshot {one.snapshot} of {one.name} has expired.",
+                    where=one.name,
+                    code="stage.as_of",
+                    remedy="ask for a later moment; `keep` of the target says how long cuts stay",
+                )
+            found.append(CutView(one.logical, one.name, one.snapshot, table.metadata_location))
+    return found
+
+
+def shown(cut: Cut) -> Mapping[str, str]:
+    """The sources of a cut, in words."""
+    return {
+        name: f"{one.position}, {from_us(one.committed_us).isoformat()}" + (f", {one.gtid_set}" if one.gtid_set else "")
+        for name, one in sorted(cut.sources.items())
+    }

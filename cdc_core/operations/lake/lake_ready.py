@@ -1,0 +1,104 @@
+"""What a run asks of a lake before its jobs: the tables and columns for its rows, which it makes as the rules say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+
+from cdc_core.config import IcebergTarget, Pipeline
+from cdc_core.errors import LockstepError, Refused, TableMissing, combined
+from cdc_core.lake import cut_table
+from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
+from cdc_core.lake.lake_tables import create, followed, opened, owner_of, required_schemas, show_schema
+from cdc_core.model.run_plan import MergeTable, RunPlan
+from cdc_core.operations.apply.lost_writes import require_kept
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.operations.renamed_columns import followed_renames, renames_of
+from cdc_core.stage.unify import merged_row
+from cdc_core.targets.tables.make_tables import WantedTable
+
+log = logging.getLogger(__name__)
+
+
+def lake_of(pipeline: Pipeline, name: str) -> IcebergTarget:
+    target = pipeline.target(name)
+    assert isinstance(target, IcebergTarget)  # callers have looked
+    return target
+
+
+def require_lake(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
+    """Asks a lake all that the jobs of the run will need, and makes the tables and columns that it lacks, as its rules
+    say. Raises one error with everything that is wrong (errors.combined)."""
+    target = lake_of(ready.pipeline, name)
+    problems: list[LockstepError] = []
+    if not plan.replay:
+        try:
+            require_kept(ready, name)
+        except LockstepError as error:
+            if error.retriable:
+                raise
+            problems.append(error)
+    tables = [
+        one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
+    ]
+    renames = renames_of(ready.meta, ready.pipeline)
+    catalog, owner = open_catalog(target), owner_of(ready.name, name)
+    with catalog_answers(target):
+        cut_table.ensure(catalog, target, owner)  # first of all: it says whose the namespace is
+        for table in tables:
+            columns = list(merged_row(table.table, plan.schemas_of(table), plan.current_schemas(table)))
+            renamed = followed_renames(renames.get(table.table, ()), plan.current_schemas(table), plan, table)
+            try:
+                _require_table(catalog, target, owner, table, columns, renamed)
+            except LockstepError as error:
+                if error.retriable:
+                    raise
+                problems.append(error)
+    if problems:
+        raise combined(problems)
+
+
+def follow_columns(ready: OpenPipeline, target: IcebergTarget, wanted: Mapping[str, WantedTable]) -> None:
+    """Gives mirrors the columns that their source tables have now, for readers at once. Those that do not exist yet are
+    made by the run that has rows of them. Raises what `followed` raises."""
+    catalog = open_catalog(target)
+    with catalog_answers(target):
+        for logical, one in wanted.items():
+            schemas, name = [origin.schema for origin in one.origins], identifier(target, logical)
+            if catalog.table_exists(name):
+                there = opened(catalog, name, logical=logical, owner=owner_of(ready.name, target.name), key=one.key)
+                show_schema(followed(there, list(merged_row(logical, schemas, schemas)), one.renamed))
+
+
+def _require_table(
+    catalog: Catalog,
+    target: IcebergTarget,
+    owner: str,
+    table: MergeTable,
+    columns: Sequence[pa.Field],
+    renamed: Sequence[tuple[str, str]],
+) -> None:
+    rule, name = target.table(table.table), identifier(target, table.table)
+    assert rule is not None
+    open_it = partial(opened, catalog, name, logical=table.table, owner=owner, key=table.key)
+    try:
+        there = open_it()
+    except TableMissing:
+        if target.on_missing_table == "stop":
+            raise
+        create(catalog, name, logical=table.table, owner=owner, key=table.key, columns=columns)
+        log.info("created %s", name_of(name))
+        there = open_it()
+    if required_schemas(there, columns, renamed):
+        if rule.on_new_column == "stop":
+            raise Refused(
+                f"{name_of(name)} lacks columns that the source has now.",
+                where=name_of(name),
+                code="target.definition",
+                remedy="set on_new_column: add for the table, so that runs follow the source's columns",
+            )
+        followed(there, columns, renamed)

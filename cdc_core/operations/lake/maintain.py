@@ -1,0 +1,78 @@
+"""Maintenance of a lake: the first run of each hour does it, after its commit, and that of each day looks for files
+that nothing names; `lockstep lake maintain` does both at any time.
+
+Compaction is not here: each run that writes a table leaves it with few files (cdc_core/lake/compaction.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import islice
+
+from cdc_core.config import IcebergTarget
+from cdc_core.errors import LockstepError
+from cdc_core.lake import cut_table
+from cdc_core.lake.catalogs import catalog_answers, name_of, open_catalog
+from cdc_core.lake.expiry import GRACE_US, Forgotten, forget, kept_cuts, remove_orphans, tag_of
+from cdc_core.lake.lake_tables import tombstones_of
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.stage import cuts
+
+log = logging.getLogger(__name__)
+_HOUR_US = 3_600_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """kept, forgotten: cuts. problems: of tables that were left as they are."""
+
+    kept: int
+    forgotten: int
+    tables: Forgotten
+    orphans: int
+    problems: tuple[str, ...] = ()
+
+
+def maintain_hourly(ready: OpenPipeline, target: IcebergTarget) -> None:
+    """After a commit, if its cut is the first of an hour. What fails is logged: the next hour repeats it."""
+    newest = islice(cuts.newest_first(ready.store, target.name), 2)
+    hours = [cut.made_us // _HOUR_US for _, cut in newest]
+    if len(hours) == 2 and hours[0] == hours[1]:
+        return
+    try:
+        done = maintain(ready, target, orphans=len({hour // 24 for hour in hours}) == 2)
+    except LockstepError as error:
+        log.warning("%s: maintenance: %s", target.name, error)
+        return
+    log.info("%s: maintenance: %s", target.name, done)
+
+
+def maintain(ready: OpenPipeline, target: IcebergTarget, *, orphans: bool = True) -> Maintained:
+    """orphans: also removes files that nothing names, for which it lists every folder. Raises what reading cuts and
+    opening the catalog raise."""
+    now_us = ready.meta.now_us()
+    known = list(cuts.newest_first(ready.store, target.name))
+    kept = kept_cuts((cut for _, cut in known), target.keep, now_us)
+    tags: dict[str, dict[str, int]] = {}
+    for cut in kept:
+        for one in cut.tables:
+            mine = tags.setdefault(one.name, {})
+            if one.snapshot is not None and one.snapshot not in mine.values():
+                mine[tag_of(cut)] = one.snapshot
+    names = {tuple(one.name.split(".")) for _, cut in known for one in cut.tables}
+    tables = sorted({*names, *map(tombstones_of, names), cut_table.identifier_of(target)}) if names else []
+    catalog, total, removed, problems = open_catalog(target), Forgotten(0, 0, 0), 0, list[str]()
+    for identifier in tables:
+        name = name_of(identifier)
+        try:
+            with catalog_answers(target):
+                total += forget(catalog.load_table(identifier), tags.get(name, {}), now_us)
+                if orphans:
+                    removed += remove_orphans(catalog.load_table(identifier), now_us)
+        except LockstepError as error:
+            problems.append(f"{name}: {error.what}")
+    gone = [path for path, cut in known if cut not in kept and now_us - cut.made_us > GRACE_US]
+    for path in gone:
+        ready.store.delete(path)
+    return Maintained(len(kept), len(gone), total, removed, tuple(problems))

@@ -1,0 +1,87 @@
+"""The tables of a lake, made and looked at for a person: `target create` and `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from pyiceberg.catalog import Catalog
+
+from cdc_core.config import IcebergTarget, Pipeline
+from cdc_core.errors import LockstepError, TableMissing
+from cdc_core.lake import cut_table
+from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
+from cdc_core.lake.lake_tables import create, opened, owner_of, required_schemas
+from cdc_core.lake.publication import publishes_together
+from cdc_core.model.schema import TableSchema
+from cdc_core.operations.apply.table_rules import key_of
+from cdc_core.operations.check.findings import Findings
+from cdc_core.process.extras import require
+from cdc_core.stage.unify import merged_row
+from cdc_core.targets.tables.make_tables import MadeTable
+
+
+def create_mirrors(
+    pipeline: Pipeline, target: IcebergTarget, tables: Mapping[str, Sequence[TableSchema]], *, dry: bool
+) -> list[MadeTable]:
+    """Makes the tables of a lake for the captured tables that it takes, by their definitions. Errors of single tables
+    are in the results."""
+    made: list[MadeTable] = []
+    catalog, owner = open_catalog(target), owner_of(pipeline.pipeline, target.name)
+    if not dry:
+        with catalog_answers(target):
+            cut_table.ensure(catalog, target, owner)
+    for logical, schemas in sorted(tables.items()):
+        if target.table(logical) is None:
+            continue
+        name = identifier(target, logical)
+        try:
+            with catalog_answers(target):
+                key, columns = key_of(target, logical, schemas), list(merged_row(logical, schemas, schemas))
+                state = "exists" if catalog.table_exists(name) else "missing"
+                if not dry:
+                    new = create(catalog, name, logical=logical, owner=owner, key=key, columns=columns)
+                    state = "created" if new else "exists"
+                    opened(catalog, name, logical=logical, owner=owner, key=key)
+            made.append(MadeTable(logical, name_of(name), state))
+        except LockstepError as error:
+            made.append(MadeTable(logical, name_of(name), "missing", error=error))
+    return made
+
+
+def check_lake(
+    pipeline: Pipeline, target: IcebergTarget, logical: Mapping[str, list[TableSchema]], findings: Findings
+) -> None:
+    """logical: the captured tables of each logical table."""
+    subject, owner = f"target {target.name}", owner_of(pipeline.pipeline, target.name)
+
+    def catalog_of() -> Catalog:
+        require("lake", by=subject)
+        return open_catalog(target)
+
+    catalog = findings.attempt(f"{subject}: catalog", catalog_of, lambda one: f"it publishes {publishes_together(one)}")
+    if catalog is None:
+        return
+
+    def whose() -> None:
+        with catalog_answers(target):
+            cut_table.require_free(catalog, target, owner)
+
+    findings.attempt(f"{subject}: namespace", whose)
+
+    def look(name: str, schemas: Sequence[TableSchema]) -> str:
+        key, columns = key_of(target, name, schemas), list(merged_row(name, schemas, schemas))
+        with catalog_answers(target):
+            try:
+                there = opened(catalog, identifier(target, name), logical=name, owner=owner, key=key)
+            except TableMissing:
+                if target.on_missing_table == "stop":
+                    raise
+                return "a table to create with the next run"
+            there.live()
+            new = required_schemas(there, columns)
+        return "columns to follow with the next run" if new else "with the columns and key of the source"
+
+    for name, schemas in logical.items():
+        if target.table(name) is not None:
+            findings.attempt(f"{subject}: {name}", partial(look, name, schemas), lambda said: said)

@@ -1,0 +1,40 @@
+"""What statements of a source did to the columns of its tables: targets follow, whether or not rows came since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from cdc_core.config import Pipeline, Source
+from cdc_core.meta import Meta
+from cdc_core.model.run_plan import MergeTable, RunPlan
+from cdc_core.model.schema import DefinedSince, TableSchema
+
+
+def statements_of(meta: Meta, source: Source) -> Iterator[tuple[DefinedSince, str]]:
+    """What statements did to tables that are there, in the order of the log, with each logical table."""
+    tables = meta.coverages.find(source.name).tables
+    for one in meta.schemas.history(source.name):
+        if one.ts_us and not one.gone and one.schema.name in tables:
+            yield from ((one, logical) for logical in tables[one.schema.name].feeds)
+
+
+def renames_of(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str], ...]]:
+    """By logical table, the columns that got other names, (old, new), in the order of the log."""
+    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    for source in pipeline.sources:
+        for one, logical in statements_of(meta, source):
+            found[logical] = (*found.get(logical, ()), *one.renamed)
+    return found
+
+
+def followed_renames(
+    renames: tuple[tuple[str, str], ...], now: Sequence[TableSchema], plan: RunPlan, table: MergeTable | None
+) -> tuple[tuple[str, str], ...]:
+    """These renames; none while a run has rows under a former name. now: definitions of the source."""
+    staged = [plan.schemas[file.schema_id] for file in table.files] if table is not None else []
+    left = {old.lower() for old, _ in renames} - _names(now)
+    return renames if left.isdisjoint(_names(staged)) else ()
+
+
+def _names(schemas: Iterable[TableSchema]) -> set[str]:
+    return {column.name.lower() for schema in schemas for column in schema.columns}

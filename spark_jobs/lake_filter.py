@@ -1,0 +1,112 @@
+"""Filter, for a lake: classifies each winner by the versions that mirror and tombstones hold, and notes where they are.
+
+A worker reads a file of merged rows, and of the mirror only the columns of the key and, where a key was found, the
+version. Files under filtered/ have the rows in the order of their key, with the positions that the write deletes
+(cdc_core/lake/mirror.py); files under rejected/ the stale ones with `_cdc_reason`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_core.lake.data_files import in_order
+from cdc_core.lake.mirror import Mirror, judged
+from cdc_core.model.merged_columns import CLASS, FILTER_ONLY, REASON, RowClass
+from cdc_core.model.run_plan import FilterCounts, counts_path, counts_to_bytes
+from spark_jobs.job import Job, log
+from spark_jobs.lake_mirrors import keep_bases, open_mirrors
+from spark_jobs.staged_ends import StagedEnds
+from spark_jobs.step_files import clear_tables
+from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class _MergedRows:
+    """A file of merged rows, and where its table's files go. removing: versions of the run's truncates."""
+
+    table: str
+    rows: int
+    path: str
+    filtered: str
+    rejected: str
+    removing: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """latest: as `judged` has it."""
+
+    table: str
+    paths: tuple[str, ...]
+    classes: Mapping[str, int]
+    latest: Mapping[str, int]
+
+
+def apply_filter(job: Job) -> None:
+    """Filters a set for a lake; writes counts.json last."""
+    path = counts_path(job.plan.filtered_folder(job.target.name))
+    job.store.delete(path)
+    tables = [table for table in job.tables() if table.files]
+    plan, name = job.plan, job.target.name
+    clear_tables(job.store, plan.filtered_folder(name), tables)
+    clear_tables(job.store, plan.rejected_folder(name), tables)
+    mirrors = open_mirrors(job, tables)
+    keep_bases(job, mirrors)
+    places = {name: one.mirror for name, one in mirrors.items()}
+
+    def work(piece: _MergedRows, place: Place) -> Iterator[_Judged]:
+        yield _judged(places[piece.table], piece, place)
+
+    pieces = []
+    for table in tables:
+        paths, removing = job.merged_files(table), job.merge_counts[table.table].truncates
+        folders = job.filtered(table.table), job.rejected(table.table)
+        versions = tuple(map(bytes.fromhex, removing))
+        pieces += [_MergedRows(table.table, table.rows // len(paths), one, *folders, versions) for one in paths]
+    parts = all_results(in_tasks(job, pieces, in_place(job, work)))
+    counts, staged = [], StagedEnds(job.store)
+    for table in tables:
+        mine, own = [one for one in parts if one.table == table.table], f"{job.filtered(table.table)}/"
+        latest = {source: max(one.latest.get(source, 0) for one in mine) for one in mine for source in one.latest}
+        if (ahead := staged.behind(latest, table.table, name)) is not None:
+            raise ahead
+        classes = sum((Counter(one.classes) for one in mine), Counter[str]())
+        files = sorted(path for one in mine for path in one.paths if path.startswith(own))
+        counts.append(
+            FilterCounts(
+                table.table,
+                **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED},
+                files=tuple(path.removeprefix(own) for path in files),
+            )
+        )
+        log.info("run %s target %s: %s", plan.run_id, name, counts[-1])
+    job.store.put(path, counts_to_bytes(counts))
+
+
+def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> _Judged:
+    with place.store.open_input(piece.path) as file:
+        winners = pq.read_table(file)
+    rows, latest = judged(mirror, winners, piece.removing)
+    rows = rows.drop_columns([name for name in FILTER_ONLY if name in rows.column_names])
+    classes = {one["values"]: one["counts"] for one in pc.value_counts(rows.column(CLASS)).to_pylist()}
+    stale = pc.equal(rows.column(CLASS), RowClass.STALE)
+    paths = []
+    for folder, some, other in (
+        (piece.filtered, rows.filter(pc.invert(stale)), REASON),
+        (piece.rejected, rows.filter(stale), CLASS),
+    ):
+        if some.num_rows or folder == piece.filtered:
+            kept = in_order(some.drop_columns([other]), mirror.key)
+            paths.append(place.files.write(folder, lambda file, kept=kept: _write(kept, file)))  # type: ignore[misc]
+    return _Judged(piece.table, tuple(paths), classes, latest)
+
+
+def _write(rows: pa.Table, file: object) -> None:
+    # Read once, and whole, as merged rows are.
+    pq.write_table(rows, file, compression="zstd", write_statistics=False)

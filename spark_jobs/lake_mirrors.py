@@ -1,0 +1,87 @@
+"""The mirrors of a run's tables, at the snapshots that the run is based on. The driver alone asks the catalog; workers
+are given files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cdc_core.config import IcebergTarget
+from cdc_core.errors import Refused, repeat_from
+from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
+from cdc_core.lake.lake_tables import MirrorTables, opened, owner_of, required_schemas
+from cdc_core.lake.mirror import Mirror
+from cdc_core.lake.publication import BaseSnapshots
+from cdc_core.lake.snapshots import LiveFiles
+from cdc_core.model.json_codec import dumped, parsed
+from cdc_core.model.run_plan import MergeTable, lake_path
+from spark_jobs.job import Job
+from spark_jobs.merge_rules import row_columns
+
+
+@dataclass(frozen=True)
+class OpenMirror:
+    """tables, rows, tombstones: for the driver, which makes snapshots. mirror: for workers."""
+
+    tables: MirrorTables
+    rows: LiveFiles
+    tombstones: LiveFiles
+    mirror: Mirror
+
+    @property
+    def base(self) -> BaseSnapshots:
+        rows, tombstones = (
+            one.snapshot.snapshot_id if one.snapshot is not None else None for one in (self.rows, self.tombstones)
+        )
+        return BaseSnapshots(self.tables.logical, self.tables.rows.name(), rows, tombstones)
+
+    @property
+    def name(self) -> str:
+        return name_of(self.tables.rows.name())
+
+
+def lake(job: Job) -> IcebergTarget:
+    target = job.target
+    assert isinstance(target, IcebergTarget)  # the driver gives its jobs to lakes alone
+    return target
+
+
+def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> dict[str, OpenMirror]:
+    """The mirrors as readers see them now, by logical table. Raises what opening them raises; Refused (run.clear_task)
+    for one that has not the columns of the run's rows."""
+    target, found = lake(job), dict[str, OpenMirror]()
+    catalog, owner = open_catalog(target), owner_of(job.pipeline.pipeline, target.name)
+    with catalog_answers(target):
+        for table in tables:
+            name = identifier(target, table.table)
+            there = opened(catalog, name, logical=table.table, owner=owner, key=table.key)
+            if required_schemas(there, list(row_columns(job, table))):
+                raise Refused(
+                    f"The table {name_of(name)} does not have the columns of the run's rows.",
+                    where=name_of(name),
+                    code="run.clear_task",
+                    remedy=repeat_from("plan"),
+                )
+            rows, tombstones = there.live()
+            found[table.table] = OpenMirror(there, rows, tombstones, there.mirror(rows, tombstones))
+    return found
+
+
+def keep_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
+    """For the write: what the positions in filtered/ are of."""
+    kept = [one.base for one in mirrors.values()]
+    job.store.put(lake_path(job.plan.filtered_folder(job.target.name)), dumped(kept, list[BaseSnapshots]))
+
+
+def require_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
+    """Raises Refused (run.clear_task) where readers see other snapshots now than when rows were filtered."""
+    kept = parsed(list[BaseSnapshots], job.store.get(lake_path(job.plan.filtered_folder(job.target.name))))
+    known = {one.table: one for one in kept}
+    for table, mirror in mirrors.items():
+        if known.get(table) != mirror.base:
+            raise Refused(
+                f"{mirror.name} has another snapshot than when the run's rows were filtered.",
+                where=mirror.name,
+                code="run.clear_task",
+                remedy=repeat_from("filter"),
+            )

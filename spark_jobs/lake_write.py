@@ -1,0 +1,218 @@
+"""Write, for a lake: makes one snapshot of each table that the run changes, on a branch that readers do not see.
+
+Workers write the rows that come, and say which positions go; then they write deletes, and those files again that
+compaction asks for. The driver makes the snapshots. An attempt that is killed leaves files that no snapshot names, or a
+branch; the next attempt moves the branch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyroaring import BitMap
+
+from cdc_core.lake.catalogs import catalog_answers
+from cdc_core.lake.compaction import Rewrite, rewrites, rewritten
+from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, write_rows
+from cdc_core.lake.mirror import SAME, Mirror, effect, fresh_truncates, removed_by
+from cdc_core.lake.publication import LakeSnapshot, on_run_branch
+from cdc_core.lake.snapshots import (
+    PLAN,
+    RUN,
+    FileChange,
+    next_number,
+)
+from cdc_core.model.json_codec import dumped
+from cdc_core.model.merged_columns import CLASS, RowClass
+from cdc_core.model.run_plan import (
+    MergeTable,
+    WriteCounts,
+    counts_path,
+    counts_to_bytes,
+    lake_path,
+    quality_report,
+)
+from spark_jobs.job import Job, log
+from spark_jobs.lake_mirrors import OpenMirror, lake, open_mirrors, require_bases
+from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsToWrite:
+    """A file of filtered rows."""
+
+    table: str
+    rows: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Truncated:
+    """A data file whose rows truncates of the run may remove. buried: of the tombstones."""
+
+    table: str
+    file: LiveFile
+    buried: bool
+    removing: tuple[bytes, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.file.rows
+
+
+@dataclass(slots=True)
+class _NewFiles:
+    """What workers have written for a table. gone, dug_up: positions that go, of rows and of tombstones."""
+
+    table: str
+    rows: list[NewFile] = field(default_factory=list)
+    tombstones: list[NewFile] = field(default_factory=list)
+    gone: dict[str, BitMap] = field(default_factory=dict)
+    dug_up: dict[str, BitMap] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __iadd__(self, other: _NewFiles) -> _NewFiles:
+        self.rows += other.rows
+        self.tombstones += other.tombstones
+        self.counts += other.counts
+        for mine, theirs in ((self.gone, other.gone), (self.dug_up, other.dug_up)):
+            for path, positions in theirs.items():
+                mine[path] = mine.get(path, BitMap()) | positions
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewriting:
+    table: str
+    buried: bool
+    rewrite: Rewrite
+
+    @property
+    def rows(self) -> int:
+        return self.rewrite.rows
+
+
+def write(job: Job) -> None:
+    """Writes a set to a lake; writes counts.json last, when every snapshot is on its branch."""
+    folder = job.plan.written_folder(job.target.name)
+    job.store.delete(counts_path(folder))
+    job.store.delete(
+        quality_report(job.plan.quality_folder(job.target.name))
+    )  # it judged an earlier attempt's snapshots
+    tables = [table for table in job.tables() if table.files]
+    mirrors = open_mirrors(job, tables)
+    require_bases(job, mirrors)
+    written = _written(job, tables, mirrors)
+    changes = _changes(job, written, mirrors)
+    snapshots: list[LakeSnapshot] = []
+    counts: list[WriteCounts] = []
+    with catalog_answers(lake(job)):
+        for table in tables:
+            mirror, mine = mirrors[table.table], written[table.table].counts
+            of_run = {RUN: job.plan.run_id, PLAN: job.plan.digest}
+            bases = mirror.rows, mirror.tombstones
+            made = list(on_run_branch(mirror.tables, bases, changes[table.table], of_run))
+            snapshots += made
+            number = next_number(mirror.rows.table, mirror.rows.snapshot) if made else 0
+            counts.append(
+                WriteCounts(
+                    table.table, mirror.name, mine["written"], 0, mine["absent"], equal=mine["equal"], number=number
+                )
+            )
+            log.info("run %s target %s: %s", job.plan.run_id, job.target.name, counts[-1])
+    job.store.put(lake_path(folder), dumped(snapshots, list[LakeSnapshot]))
+    job.store.put(counts_path(folder), counts_to_bytes(counts))
+
+
+def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenMirror]) -> dict[str, _NewFiles]:
+    places = {name: one.mirror for name, one in mirrors.items()}
+    pieces: list[_RowsToWrite | _Truncated] = []
+    for table in tables:
+        paths = job.filtered_files(table)
+        pieces += [_RowsToWrite(table.table, table.rows // len(paths), path) for path in paths]
+        mirror = places[table.table]
+        removing = tuple(map(bytes.fromhex, job.merge_counts[table.table].truncates))
+        # The mirror may have rows of before a TRUNCATE that the tombstones know: it was rolled back alone, or the run
+        # that knew it was killed between the two.
+        pieces += [_Truncated(table.table, one, False, removing) for one in mirror.live if removing]
+        fresh = tuple(fresh_truncates(mirror, removing))
+        pieces += [_Truncated(table.table, one, True, fresh) for one in mirror.buried if fresh]
+
+    def work(piece: _RowsToWrite | _Truncated, place: Place) -> Iterator[_NewFiles]:
+        mirror = places[piece.table]
+        yield _of_rows(mirror, piece, place) if isinstance(piece, _RowsToWrite) else _of_truncates(mirror, piece)
+
+    found = {table.table: _NewFiles(table.table) for table in tables}
+    for one in all_results(in_tasks(job, pieces, in_place(job, work))):
+        found[one.table] += one
+    return found
+
+
+def _of_rows(mirror: Mirror, piece: _RowsToWrite, place: Place) -> _NewFiles:
+    with place.store.open_input(piece.path) as file:
+        rows = pq.read_table(file)
+    done = effect(mirror, rows)
+    absent = pc.equal(rows.column(CLASS), RowClass.ABSENT)
+    equal = pc.and_(rows.column(SAME), pc.invert(absent))
+    absent_rows = pc.sum(absent).as_py() or 0
+    counts = Counter(written=rows.num_rows - absent_rows, absent=absent_rows, equal=pc.sum(equal).as_py() or 0)
+    return _NewFiles(
+        piece.table,
+        list(write_rows(mirror.rows, done.rows)),
+        list(write_rows(mirror.tombstones, done.tombstones)),
+        dict(done.gone),
+        dict(done.dug_up),
+        counts,
+    )
+
+
+def _of_truncates(mirror: Mirror, piece: _Truncated) -> _NewFiles:
+    files = mirror.tombstones if piece.buried else mirror.rows
+    gone = removed_by(files, piece.file, piece.removing)
+    found = {piece.file.path: gone} if gone else {}
+    return _NewFiles(piece.table, dug_up=found) if piece.buried else _NewFiles(piece.table, gone=found)
+
+
+Table = tuple[str, bool]
+"""A logical table; and whether its tombstones are meant."""
+
+
+def _changes(
+    job: Job, written: Mapping[str, _NewFiles], mirrors: Mapping[str, OpenMirror]
+) -> dict[str, tuple[FileChange, FileChange]]:
+    """What the new snapshots of each mirror and of its tombstones do, with the deletes and renewed files, which workers
+    write."""
+    places: dict[Table, KeyedFiles] = {}
+    pieces: list[_Rewriting] = []
+    added: dict[Table, list[NewFile]] = defaultdict(list)
+    removed: dict[Table, set[str]] = defaultdict(set)
+    for name, one in written.items():
+        mirror = mirrors[name].mirror
+        for buried, files, live, come, go in (
+            (False, mirror.rows, mirror.live, one.rows, one.gone),
+            (True, mirror.tombstones, mirror.buried, one.tombstones, one.dug_up),
+        ):
+            if not come and not go:
+                continue
+            at = name, buried
+            due, empty = rewrites(live, go)
+            places[at], added[at] = files, list(come)
+            removed[at] |= empty
+            for rewrite in due:
+                pieces.append(_Rewriting(name, buried, rewrite))
+                removed[at] |= set() if rewrite.thin else {each.path for each in rewrite.files}
+
+    def work(piece: _Rewriting, place: Place) -> Iterator[tuple[Table, list[NewFile]]]:
+        yield (piece.table, piece.buried), rewritten(places[piece.table, piece.buried], piece.rewrite)
+
+    for at, new in all_results(in_tasks(job, pieces, in_place(job, work))):
+        added[at] += new
+
+    def change(at: Table) -> FileChange:
+        return FileChange(tuple(added[at]), frozenset(removed[at]))
+
+    return {name: (change((name, False)), change((name, True))) for name in written}

@@ -1,0 +1,367 @@
+"""A lake beside a source: the mirrors equal the source's tables after each run, by the driver and by Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import sqlite3
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import StaticTable
+
+from cdc_core.config import load
+from cdc_core.model.run_plan import RunPlan, quality_report
+from cdc_core.operations.apply.jobs import SparkJob
+from cdc_core.stage.cuts import newest_first
+from cdc_core.stage.stores import open_stage, open_store
+from spark_jobs.driver import Driver
+from tests.lab.forked_commands import ROOT
+from tests.lab.rest_catalog import RestCatalogServer
+
+DATABASE = "laked"
+
+
+def lake(folder: Path, kind: str, **keys: Any) -> dict[str, Any]:
+    catalog = {"type": kind, "uri": "env:LAKE_CATALOG", "warehouse": (folder / "warehouse").as_uri()}
+    tables = {"*": {"on_truncate": "apply"}}
+    return {"name": "lake", "kind": "iceberg", "catalog": catalog, "namespace": "shop", "tables": tables, **keys}
+
+
+class Shop:
+    """A source with tables, and the lake that mirrors them."""
+
+    def __init__(self, lockstep: Any, server: Any, *, rest: str = "", **sections: Any) -> None:
+        """rest: the address of a REST catalog, instead of one in SQLite."""
+        self.lockstep, self.server, folder = lockstep, server, lockstep.directory
+        self.uri, self.kind = rest or f"sqlite:///{folder}/catalog.db", "rest" if rest else "sql"
+        lockstep.environ |= {"SHOP": server.url, "LAKE_CATALOG": self.uri}
+        self.sections = sections
+        self.configure()
+        (folder / "warehouse").mkdir(exist_ok=True)
+        self.warehouse = (folder / "warehouse").as_uri()
+
+    def configure(self, **tables: str) -> None:
+        self.file = self.lockstep.write(
+            "shop",
+            DATABASE,
+            targets=[lake(self.lockstep.directory, self.kind)],
+            source={"start": "latest"},
+            snapshot={"mode": "initial"},
+            tables={"on_truncate": "stage", **tables},
+            routes=[],
+            **self.sections,
+        )
+
+    def run(self, *options: str, code: int = 0) -> Mapping[str, Any]:
+        done = self.lockstep("run", self.file, *options, code=code)
+        return dict(done.document if not code else done.error)
+
+    def sql(self, *statements: str) -> None:
+        with self.server.connect(DATABASE, autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    @property
+    def catalog(self) -> Catalog:
+        return load_catalog("lake", type=self.kind, uri=self.uri, warehouse=self.warehouse)
+
+    def locations(self, *tables: str) -> list[str]:
+        """Where the metadata of these tables are, all at one moment."""
+        names = ", ".join(f"'{table}'" for table in tables)
+        with sqlite3.connect(self.uri.removeprefix("sqlite:///"), timeout=30) as catalog:
+            query = f"SELECT metadata_location FROM iceberg_tables WHERE table_name IN ({names})"
+            return [where for (where,) in catalog.execute(query)]
+
+    def mirror(self, table: str, *, tombstones: bool = False) -> pa.Table:
+        rows = self.catalog.load_table(f"shop.{table}{'__deleted' if tombstones else ''}").scan().to_arrow()
+        return rows.sort_by(rows.column_names[0])
+
+    def require_equal(self, *tables: str) -> None:
+        for table in tables:
+            rows = self.mirror(table).drop_columns(["_cdc_version"])
+            columns = [name for (name, *_) in self.server.run(f"SHOW COLUMNS FROM {DATABASE}.{table}")]
+            expected = self.server.run(f"SELECT {', '.join(columns)} FROM {DATABASE}.{table} ORDER BY 1")
+            assert [tuple(row[name] for name in columns) for row in rows.to_pylist()] == list(expected), table
+
+
+@pytest.fixture(params=["driver", "spark"])
+def shop(request: pytest.FixtureRequest, lockstep: Any, mariadb: Any) -> Shop:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    spark = {"driver_rows": 0, "master": "local[2]"} if request.param == "spark" else {}
+    return Shop(lockstep, mariadb, spark=spark)
+
+
+def test_the_lake_equals_the_source_after_each_run(shop: Shop) -> None:
+    shop.sql(
+        "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer VARCHAR(40), amount DECIMAL(12,2))",
+        "CREATE TABLE items (o INT, line INT, text TEXT, PRIMARY KEY (line, o))",
+        "CREATE TABLE few (id INT PRIMARY KEY, v INT)",
+        "INSERT INTO orders SELECT seq, CONCAT('c', seq), seq / 3 FROM seq_1_to_3000",
+        "INSERT INTO items SELECT seq, seq % 7, 'x' FROM seq_1_to_3000",
+        "INSERT INTO few VALUES (1, 1), (2, 2)",
+    )
+    assert [one["status"] for one in shop.lockstep("check", shop.file).document["findings"]].count("fail") == 0
+    shop.run()
+    shop.require_equal("orders", "items", "few")
+    shop.sql(
+        "UPDATE orders SET amount = amount + 1 WHERE id % 5 = 0",
+        "DELETE FROM orders WHERE id % 100 = 0",
+        "INSERT INTO orders VALUES (5000, 'new', 1)",
+        "UPDATE orders SET id = id + 10000 WHERE id < 5",
+        "UPDATE items SET text = 'y' WHERE line = 3",
+        "ALTER TABLE few ADD COLUMN w VARCHAR(10)",
+        "UPDATE few SET w = 'w'",
+    )
+    shop.run()
+    shop.require_equal("orders", "items", "few")
+    shop.sql(
+        "INSERT INTO orders VALUES (100, 'back', 2)",
+        "TRUNCATE items",
+        "INSERT INTO items VALUES (1, 1, 'again')",
+        "DELETE FROM few",
+    )
+    shop.run()
+    shop.require_equal("orders", "items", "few")
+    assert shop.mirror("few", tombstones=True)["id"].to_pylist() == [1, 2]
+    shop.run("--replay", "--target", "lake")
+    shop.require_equal("orders", "items", "few")
+    assert shop.lockstep("status", shop.file).document["targets"]
+
+
+def test_values_that_the_log_lacks_come_from_the_mirror(lockstep: Any, mariadb: Any) -> None:
+    """binlog_row_image = MINIMAL, also where the key changes, several times, within a run and between runs."""
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.sql(
+        "CREATE TABLE orders (id INT PRIMARY KEY, a VARCHAR(20), b DECIMAL(8,2), c DATE)",
+        "INSERT INTO orders SELECT seq, CONCAT('a', seq), seq / 2, '2020-02-29' FROM seq_1_to_200",
+    )
+    shop.run()
+    shop.sql(
+        "SET SESSION binlog_row_image = 'MINIMAL'",
+        "UPDATE orders SET a = 'new' WHERE id % 3 = 0",
+        "UPDATE orders SET id = id + 1000 WHERE id BETWEEN 10 AND 20",
+        "UPDATE orders SET b = 7, id = id + 1000 WHERE id BETWEEN 1015 AND 1020",
+        "DELETE FROM orders WHERE id BETWEEN 50 AND 60",
+    )
+    shop.run()
+    shop.require_equal("orders")
+    shop.sql(
+        "SET SESSION binlog_row_image = 'MINIMAL'",
+        "UPDATE orders SET id = 12 WHERE id = 1012",
+        "UPDATE orders SET c = NULL WHERE id IN (12, 2016)",
+        "INSERT INTO orders (id) VALUES (50)",
+    )
+    shop.run()
+    shop.require_equal("orders")
+
+
+def test_every_cut_is_the_database_at_one_position(lockstep: Any, mariadb: Any) -> None:
+    """Money moves between two tables while runs publish: no reader finds some of it twice, or not at all."""
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.sql(
+        "CREATE TABLE here (id INT PRIMARY KEY, amount INT)", "CREATE TABLE there (id INT PRIMARY KEY, amount INT)",
+        "INSERT INTO here SELECT seq, 100 FROM seq_1_to_50", "INSERT INTO there SELECT seq, 0 FROM seq_1_to_50",
+    )  # fmt: skip
+    shop.run()
+    stopped, sums, readings = threading.Event(), set[int](), []
+
+    def move() -> None:
+        with mariadb.connect(DATABASE, autocommit=False) as connection, connection.cursor() as cursor:
+            for number in itertools.count(1):
+                if stopped.wait(0.005):
+                    return
+                cursor.execute("UPDATE here SET amount = amount - 1 WHERE id = %s", [number % 50 + 1])
+                cursor.execute("UPDATE there SET amount = amount + 1 WHERE id = %s", [number * 7 % 50 + 1])
+                connection.commit()
+
+    def read() -> None:
+        while not stopped.wait(0.002):
+            sums.add(sum(total(StaticTable.from_metadata(where)) for where in shop.locations("here", "there")))
+            readings.append(1)
+
+    threads = [threading.Thread(target=work) for work in (move, read)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        shop.run()
+    stopped.set()
+    for thread in threads:
+        thread.join()
+    assert sums == {5000}
+    assert len(readings) >= 100
+    cuts = [cut for _, cut in newest_first(open_store((lockstep.directory / "stage").as_uri()), "lake")]
+    assert len(cuts) == 5
+    for cut in cuts:
+        place = f"{cut.sources['shop'].position}"
+        found = lockstep("lake", "at", shop.file, "--position", place).document
+        assert found["run"] == cut.run_id
+        amounts = 0
+        for one in found["tables"]:
+            table = shop.catalog.load_table(one["mirror"])
+            rows = table.scan(snapshot_id=one["snapshot"]).to_arrow().sort_by("id").drop_columns(["_cdc_version"])
+            staged = lockstep.exported(one["table"], "--as-of", place, file=str(shop.file)).sort_by("id")
+            assert rows.to_pylist() == staged.select(rows.column_names).to_pylist()
+            amounts += sum(rows["amount"].to_pylist())
+        assert amounts == 5000
+    rows = shop.catalog.load_table("shop.lockstep_cuts").scan().to_arrow()
+    assert set(rows["run"].to_pylist()) == {cut.run_id for cut in cuts}
+    assert rows.num_rows == 2 * len(cuts)
+    early = lockstep("lake", "at", shop.file, "--position", "binlog.000001:4", code=3)
+    assert early.error["code"] == "stage.as_of"
+
+
+def total(table: StaticTable) -> int:
+    return sum(table.scan(selected_fields=("amount",)).to_arrow()["amount"].to_pylist())
+
+
+@pytest.mark.parametrize("transactions", [True, False], ids=["one request", "one by one"])
+def test_a_rest_catalog_publishes_all_tables_or_is_completed_later(
+    lockstep: Any, mariadb: Any, transactions: bool
+) -> None:
+    """Also where an answer is lost: after the tables were published, or before."""
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    with RestCatalogServer(lockstep.directory, transactions=transactions) as server:
+        shop = Shop(lockstep, mariadb, rest=server.uri)
+        shop.sql("CREATE TABLE a (id INT PRIMARY KEY, v INT)", "CREATE TABLE b (id INT PRIMARY KEY, v INT)")
+        shop.sql("INSERT INTO a VALUES (1, 1), (2, 2)", "INSERT INTO b VALUES (1, 1)")
+        said = [one["what"] for one in lockstep("check", shop.file).document["findings"]]
+        words = "all tables of a run in one request" if transactions else "one table of a run after the other"
+        assert f"it publishes {words}" in said
+        shop.run()
+        shop.require_equal("a", "b")
+        before = server.commits
+        shop.sql("UPDATE a SET v = 5", "DELETE FROM b", "INSERT INTO b VALUES (7, 7)")
+        shop.run()
+        commits = server.commits - before
+        shop.require_equal("a", "b")
+        for number in range(0, commits, 3):
+            for fault in ("refuse", "forget"):
+                shop.sql(f"UPDATE a SET v = v + {number}", "UPDATE b SET v = v + 1", "DELETE FROM a WHERE id = 2")
+                server.faults.extend([*[""] * number, fault])
+                failed = lockstep("run", shop.file, code=None)
+                server.faults.clear()
+                if failed.code:
+                    assert (failed.code, failed.error["code"]) == (75, "connection.unreachable"), failed.error
+                shop.run()
+                shop.require_equal("a", "b")
+
+
+def test_each_program_for_a_lake_prints_what_the_document_shows(lockstep: Any, mariadb: Any) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.sql(
+        "CREATE TABLE orders (id INT PRIMARY KEY, customer INT, status VARCHAR(20), amount DECIMAL(12,2))",
+        "CREATE TABLE customers (number INT PRIMARY KEY, name VARCHAR(20))",
+        "INSERT INTO orders VALUES (1, 1, 'new', 10), (2, 2, 'paid', 20), (3, 2, 'paid', 30), (4, 1, 'paid', 99)",
+        "INSERT INTO customers VALUES (1, 'Ada'), (2, 'Bo')",
+    )
+    shop.run()
+    shop.sql("UPDATE orders SET status = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 4")
+    shop.run()
+    text = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python lake\n(.*?)^```\n^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 2
+    names: dict[str, Any] = {}
+    for program, expected in programs:
+        program = program.replace("sqlite:////srv/lake/catalog.db", shop.uri).replace(
+            "file:///srv/lake", shop.warehouse
+        )
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(program, names)
+        assert printed.getvalue() == expected
+
+
+def test_a_pipeline_with_a_lake_is_drafted_from_the_source_and_runs_as_it_is(lockstep: Any, mariadb: Any) -> None:
+    mariadb.run(
+        f"CREATE DATABASE {DATABASE}", f"CREATE TABLE {DATABASE}.t (id INT PRIMARY KEY)",
+        f"CREATE TABLE {DATABASE}.keyless (id INT)", f"INSERT INTO {DATABASE}.t VALUES (1), (2)",
+    )  # fmt: skip
+    folder = lockstep.directory
+    lockstep.environ["LAKE_CATALOG"] = uri = f"sqlite:///{folder}/catalog.db"
+    options = "--lake", "env:LAKE_CATALOG", "--warehouse", folder.as_uri()
+    lockstep.init(mariadb, DATABASE, None, *options)
+    lockstep("check", "shop.yaml")
+    lockstep("run", "shop.yaml")
+    rows = load_catalog("lake", type="sql", uri=uri).load_table("shop.t").scan().to_arrow()
+    assert sorted(rows["id"].to_pylist()) == [1, 2]
+    half = lockstep("init", "x", "--source", "env:SHOP", "--include", ".*", *options[:2], code=2)
+    assert half.error["code"] == "usage.argument"
+
+
+def test_a_key_that_becomes_wider_is_followed_by_rows_and_tombstones(shop: Shop) -> None:
+    shop.configure(on_unlogged_change="resync")
+    shop.sql(
+        "CREATE TABLE orders (id INT PRIMARY KEY, v INT)",
+        "INSERT INTO orders SELECT seq, seq FROM seq_1_to_50",
+        "CREATE TABLE items (a INT, b VARCHAR(5), v INT, PRIMARY KEY (b, a))",
+        "INSERT INTO items VALUES (1, 'x', 1), (2, 'y', 2)",
+    )
+    shop.run()
+    shop.sql("DELETE FROM orders WHERE id = 7")
+    shop.run()
+    shop.sql(
+        "ALTER TABLE orders MODIFY id BIGINT",
+        "ALTER TABLE items MODIFY a BIGINT",
+        "INSERT INTO orders VALUES (5000000000, 1), (7, 70)",
+        "DELETE FROM orders WHERE id = 3",
+        "UPDATE items SET a = a + 5000000000",
+    )
+    shop.run()
+    shop.require_equal("orders", "items")
+    shop.sql("DELETE FROM orders WHERE id = 5000000000")
+    shop.run()
+    shop.require_equal("orders", "items")
+    # The copy after the ALTER TABLE took the place of all older rows and tombstones, as a TRUNCATE does.
+    assert shop.mirror("orders", tombstones=True)["id"].to_pylist() == [5000000000, None]
+
+
+def test_rows_that_fail_their_suite_are_never_visible_and_the_next_run_publishes(lockstep: Any, mariadb: Any) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    suite = lockstep.directory / "orders.yaml"
+    shop = Shop(lockstep, mariadb, quality={"suites": [{"table": f"{DATABASE}.orders", "path": str(suite)}]})
+    between = {"type": "expect_column_values_to_be_between", "severity": "critical"}
+    suite.write_text(
+        yaml.safe_dump({"expectations": [{**between, "kwargs": {"column": "v", "min_value": 0, "max_value": 9}}]})
+    )
+    shop.sql("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", "CREATE TABLE other (id INT PRIMARY KEY)")
+    shop.sql("INSERT INTO orders VALUES (1, 1), (2, 2)", "INSERT INTO other VALUES (1)")
+    shop.run()
+    shop.sql("UPDATE orders SET v = 99 WHERE id = 1", "INSERT INTO other VALUES (2)")
+    failed = shop.run(code=4)
+    assert failed["code"] == "quality.failed"
+    assert [row["v"] for row in shop.mirror("orders").to_pylist()] == [1, 2]
+    assert shop.mirror("other")["id"].to_pylist() == [1]
+    table = shop.catalog.load_table("shop.orders")
+    (branch,) = [name for name in table.metadata.refs if name.startswith("lockstep_")]
+    on_branch = table.scan().use_ref(branch).to_arrow().sort_by("id")
+    assert on_branch["v"].to_pylist() == [99, 2]
+    written_again(shop)
+    shop.sql("UPDATE orders SET v = 3 WHERE id = 1")
+    shop.run()
+    shop.require_equal("orders", "other")
+
+
+def written_again(shop: Shop) -> None:
+    """The last run's write, by itself: what judged its former snapshots judges the new ones no more."""
+    pipeline = load(Path(shop.file))
+    store = open_stage(pipeline.stage)
+    found = sorted(one.path for one in store.list("") if one.path.endswith("/plan.json"))
+    plan = max((RunPlan.from_bytes(store.get(path)) for path in found), key=lambda one: one.run_id)
+    report = quality_report(plan.quality_folder("lake"))
+    assert store.stat(report)
+    with pytest.MonkeyPatch.context() as environ, Driver(pipeline, store, master="local[1]") as driver:
+        environ.setenv("LAKE_CATALOG", shop.uri)
+        driver.submit(SparkJob("write", plan, target="lake"))
+    assert not store.stat(report)

@@ -1,0 +1,193 @@
+"""A mirror on an SQLite catalog, and runs on it without a source, a stage or Spark: what the filter, the write and the
+commit of a run do, by the same functions of cdc_core/lake."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+from pyroaring import BitMap
+
+from cdc_core.lake.compaction import rewrites, rewritten
+from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, in_order, write_rows
+from cdc_core.lake.lake_tables import MirrorTables, create, followed, opened, tombstones_of
+from cdc_core.lake.mirror import Mirror, effect, fresh_truncates, judged, removed_by
+from cdc_core.lake.publication import LakeSnapshot, on_run_branch, publish
+from cdc_core.lake.snapshots import (
+    RUN,
+    FileChange,
+    LiveFiles,
+)
+from cdc_core.model.merged_columns import BORN, CLASS, MergedOp, RowClass, merged_schema
+from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TS
+from cdc_core.model.version import Version, encode
+
+NAME, LOGICAL, PIPELINE = ("shop", "t"), "t", "line"
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The last change of a key in a run: a row that is written or deleted. row: None for a TRUNCATE."""
+
+    seq: int
+    row: tuple[Any, ...] | None
+    op: str = "u"
+    born: bool = True
+    source: str = "one"
+    ts_us: int = 0
+
+    @property
+    def version(self) -> bytes:
+        return encode(Version(self.ts_us, self.seq, 0, self.source))
+
+
+def upsert(seq: int, *row: Any) -> Winner:
+    return Winner(seq, row)
+
+
+def delete(seq: int, *row: Any) -> Winner:
+    return Winner(seq, row, "d")
+
+
+def truncate(seq: int) -> Winner:
+    return Winner(seq, None, "t")
+
+
+@dataclass
+class Applied:
+    """What a run has made. classes: of its winners."""
+
+    snapshots: list[LakeSnapshot]
+    classes: Counter[str] = field(default_factory=Counter)
+
+
+class MadeLake:
+    """columns: of the rows; the first ones are the key. Each MadeLake has a catalog of its own: two of them in one
+    folder are two processes."""
+
+    def __init__(self, folder: Path, columns: Sequence[tuple[str, pa.DataType]], key: Sequence[str] = ("id",)) -> None:
+        self.row, self.key = [pa.field(*one) for one in columns], tuple(key)
+        (folder / "warehouse").mkdir(exist_ok=True)
+        self.catalog = SqlCatalog(
+            "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=(folder / "warehouse").as_uri()
+        )
+        create(self.catalog, NAME, logical=LOGICAL, owner=PIPELINE, key=key, columns=self.row)
+        self._runs = 0
+
+    def winners(self, changes: Iterable[Winner]) -> pa.Table:
+        """Merged rows."""
+        schema, rows = merged_schema(self.row, self.key), []
+        for one in changes:
+            values = one.row if one.row is not None else (None,) * len(self.row)
+            named = dict(zip((each.name for each in self.row), (*values, *[None] * len(self.row)), strict=False))
+            rows.append(
+                named | {OP: MergedOp(one.op), TS: one.ts_us, SOURCE: one.source, SEQ: one.seq, ROW: 0, BORN: one.born}
+            )
+        return pa.Table.from_pylist(rows, schema)
+
+    def alter(self, columns: Sequence[tuple[str, pa.DataType]], renames: Iterable[tuple[str, str]] = ()) -> None:
+        """As a run does that finds other columns at the source."""
+        self.row = [pa.field(*one) for one in columns]
+        followed(self.opened(), self.row, renames)
+
+    def opened(self) -> MirrorTables:
+        return opened(self.catalog, NAME, logical=LOGICAL, owner=PIPELINE, key=self.key)
+
+    def apply(self, *changes: Winner, files: int = 1, run: str = "") -> Applied:
+        """A run: as `attempt`, and published."""
+        done = self.attempt(*changes, files=files, run=run)
+        publish(self.catalog, done.snapshots)
+        return done
+
+    def attempt(self, *changes: Winner, files: int = 1, run: str = "") -> Applied:
+        """Filter and write: snapshots on a branch. files: in how many files the merged rows are."""
+        self._runs += 1
+        run = run or f"run_{self._runs}"
+        tables = self.opened()
+        rows, tombstones = tables.live()
+        mirror = tables.mirror(rows, tombstones)
+        removing = tuple(one.version for one in changes if one.op == "t")
+        new = _New()
+        for at in range(files):
+            new.add(mirror, self.winners(changes[at::files]), removing)
+        new.truncate(mirror, removing)
+        changes_of = (
+            _change(mirror.rows, mirror.live, new.rows, new.gone),
+            _change(mirror.tombstones, mirror.buried, new.tombstones, new.dug_up),
+        )
+        made = on_run_branch(tables, (rows, tombstones), changes_of, {RUN: run})
+        return Applied(list(made), new.classes)
+
+    def table(self, *, tombstones: bool = False) -> Table:
+        return self.catalog.load_table(tombstones_of(NAME) if tombstones else NAME)
+
+    def live(self, *, tombstones: bool = False) -> LiveFiles:
+        return self.opened().live()[tombstones]
+
+    def scanned(self, *, tombstones: bool = False) -> list[dict[str, Any]]:
+        """What a reader sees, by PyIceberg's own scan."""
+        found: list[dict[str, Any]] = self.table(tombstones=tombstones).scan().to_arrow().to_pylist()
+        return found
+
+
+def _change(
+    files: KeyedFiles, live: Sequence[LiveFile], come: Sequence[NewFile], go: Mapping[str, BitMap]
+) -> FileChange:
+    if not come and not go:
+        return FileChange()
+    due, empty = rewrites(live, go)
+    added, removed = list(come), set(empty)
+    for one in due:
+        added += rewritten(files, one)
+        removed |= set() if one.thin else {each.path for each in one.files}
+    return FileChange(tuple(added), frozenset(removed))
+
+
+@dataclass
+class _New:
+    rows: list[NewFile] = field(default_factory=list)
+    tombstones: list[NewFile] = field(default_factory=list)
+    gone: dict[str, BitMap] = field(default_factory=lambda: defaultdict(BitMap))
+    dug_up: dict[str, BitMap] = field(default_factory=lambda: defaultdict(BitMap))
+    classes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> None:
+        rows, _ = judged(mirror, winners, removing)
+        self.classes.update(rows.column(CLASS).to_pylist())
+        rows = through_parquet(in_order(rows.filter(pc.not_equal(rows.column(CLASS), RowClass.STALE)), mirror.key))
+        done = effect(mirror, rows)
+        self.rows += write_rows(mirror.rows, done.rows)
+        self.tombstones += write_rows(mirror.tombstones, done.tombstones)
+        for mine, theirs in ((self.gone, done.gone), (self.dug_up, done.dug_up)):
+            for path, positions in theirs.items():
+                mine[path] |= positions
+
+    def truncate(self, mirror: Mirror, removing: Sequence[bytes]) -> None:
+        fresh = fresh_truncates(mirror, removing)
+        for files, live, gone, mine in (
+            (mirror.rows, mirror.live, self.gone, removing),
+            (mirror.tombstones, mirror.buried, self.dug_up, fresh),
+        ):
+            for one in live if mine else ():
+                if found := removed_by(files, one, mine):
+                    gone[one.path] |= found
+
+
+def through_parquet(rows: pa.Table) -> pa.Table:
+    """As the next task of a run reads it."""
+    file = io.BytesIO()
+    pq.write_table(rows, file)
+    return pq.read_table(io.BytesIO(file.getvalue()))
+
+
+def deleted_share(one: LiveFile) -> float:
+    return one.deleted / one.rows

@@ -1,0 +1,139 @@
+"""A mirror is what the newest change of each key says, whatever the order, the batches and the repeats of runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_core.lake import compaction, data_files
+from cdc_core.lake.compaction import DELETED_SHARE
+from cdc_core.lake.mirror import judged
+from cdc_core.model.version import VERSION_COLUMN
+from tests.lab.made_lake import MadeLake, Winner, delete, deleted_share, upsert
+
+ZONE = dt.UTC
+KEYS: dict[str, tuple[list[pa.DataType], Callable[[random.Random], tuple[Any, ...]]]] = {
+    "int": ([pa.int32()], lambda r: (r.randint(-20, 40),)),
+    "long": ([pa.int64()], lambda r: (r.choice([-(1 << 63), (1 << 63) - 1, 0, *range(30)]),)),
+    "text": (
+        [pa.string()],
+        lambda r: (r.choice(["", "a long beginning, and ", "ü", "😀", "\uffff"]) + r.choice(["", "a", "é", "😀x"]),),
+    ),
+    "composite": ([pa.int16(), pa.string()], lambda r: (r.randint(0, 5), r.choice(["", "x", "xx", "y", "ÿ"]))),
+    "decimal": ([pa.decimal128(20, 0)], lambda r: (Decimal(r.choice([0, 2**64 - 1, *range(30)])),)),
+    "decimal with scale": ([pa.decimal128(10, 2)], lambda r: (Decimal(r.randint(-1500, 1500)) / 100,)),
+    "timestamp": (
+        [pa.timestamp("us")],
+        lambda r: (dt.datetime(1969, 12, 31, 23, 59, 59, 999_990) + dt.timedelta(microseconds=r.randint(0, 30)),),
+    ),
+    "timestamp with zone": (
+        [pa.timestamp("us", tz="UTC")],
+        lambda r: (dt.datetime(2024, 2, 29, tzinfo=ZONE) + dt.timedelta(seconds=r.randint(0, 30)),),
+    ),
+    "date": ([pa.date32()], lambda r: (dt.date(1969, 12, 20) + dt.timedelta(days=r.randint(0, 30)),)),
+    "binary": ([pa.binary()], lambda r: (bytes(r.choice([0, 0, 1, 255]) for _ in range(r.randint(0, 4))),)),
+    "flag": ([pa.bool_(), pa.int32()], lambda r: (r.random() < 0.5, r.randint(0, 10))),
+}
+
+
+class World:
+    """All changes that runs have brought, in whatever order; and what follows from them."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.known = width, dict[int, Winner]()
+
+    def add(self, changes: Iterable[Winner]) -> None:
+        self.known |= {one.seq: one for one in changes}
+
+    def expected(self) -> tuple[dict[tuple[Any, ...], tuple[Any, bytes]], dict[tuple[Any, ...], bytes]]:
+        """(rows by key, tombstones by key); a TRUNCATE's has a key of nulls."""
+        emptied = max((one.seq for one in self.known.values() if one.row is None), default=-1)
+        last = last_of(one for one in self.known.values() if one.seq > emptied)
+        rows = {key: (one.row[self.width], one.version) for key, one in last.items() if one.row and one.op == "u"}
+        buried = {key: one.version for key, one in last.items() if one.op == "d"}
+        if emptied >= 0:
+            buried[(None,) * self.width] = self.known[emptied].version
+        return rows, buried
+
+
+def winners_of(changes: Sequence[Winner]) -> list[Winner]:
+    """As merge makes them of a batch: the last change of each key, unless a TRUNCATE came after it."""
+    emptied = max((one for one in changes if one.row is None), key=lambda one: one.seq, default=None)
+    last = last_of(one for one in changes if emptied is None or one.seq > emptied.seq)
+    return [*last.values(), *([emptied] if emptied is not None else [])]
+
+
+def last_of(changes: Iterable[Winner]) -> dict[tuple[Any, ...], Winner]:
+    found: dict[tuple[Any, ...], Winner] = {}
+    for one in sorted(changes, key=lambda each: each.seq):
+        if one.row is not None:
+            found[one.row[:-1]] = one
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_mirror_is_what_the_newest_changes_say(
+    kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_files, "GROUP_ROWS", 5)  # so that there are several groups and files
+    monkeypatch.setattr(data_files, "FILE_GROUPS", 2)
+    monkeypatch.setattr(compaction, "FILE_GROUPS", 4)
+    dice = random.Random(f"{kind} {seed}")
+    types, key_of = KEYS[kind]
+    names = [f"k{at}" for at in range(len(types))]
+    lake = MadeLake(tmp_path, [*zip(names, types, strict=True), ("v", pa.int64())], names)
+    log = []
+    for seq in range(1, 400):
+        op = dice.choices(["u", "d", "t"], [70, 28, 2 if seed else 0])[0]
+        row = None if op == "t" else (*key_of(dice), seq)
+        log.append(Winner(seq, row, op, born=dice.random() < 0.5, ts_us=dice.randint(0, 9)))
+    world, past = World(len(types)), list[list[Winner]]()
+    while len(past) < 14:
+        if past and dice.random() < 0.3:
+            changes = dice.choice(past)  # again, also after newer ones
+        elif dice.random() < 0.6:
+            begin = dice.randrange(len(log))
+            changes = log[begin : begin + dice.randint(1, 60)]
+        else:
+            changes = dice.sample(log, dice.randint(1, 30))
+        past.append(changes)
+        world.add(changes)
+        winners = winners_of(changes)
+        dice.shuffle(winners)
+        done = lake.apply(*winners, files=dice.randint(1, 3))
+        assert sum(done.classes.values()) == len(winners)
+        require_as_expected(lake, world, names)
+        assert lake.apply(*winners).snapshots == [], "a repeated run changed something"
+    require_as_expected(lake, world, names)
+
+
+def require_as_expected(lake: MadeLake, world: World, names: list[str]) -> None:
+    rows, buried = world.expected()
+    found = lake.scanned()
+    assert len(found) == len(rows)
+    assert {tuple(one[name] for name in names): (one["v"], one[VERSION_COLUMN]) for one in found} == rows
+    entombed = lake.scanned(tombstones=True)
+    assert len(entombed) == len(buried)
+    assert {tuple(one[name] for name in names): one[VERSION_COLUMN] for one in entombed} == buried
+    for live in (lake.live(), lake.live(tombstones=True)):
+        assert all(len(one.deletes) <= 1 and deleted_share(one) <= DELETED_SHARE for one in live.files)
+
+
+def test_what_is_held_instead_of_stale_rows_says_how_far_the_log_was(tmp_path: Path) -> None:
+    """A run compares it with what is staged: a stage that began again must not count as older for ever."""
+    lake = MadeLake(tmp_path, [("id", pa.int64()), ("v", pa.int64())])
+    lake.apply(upsert(50, 0, 0), upsert(60, 1, 0), delete(70, 2, 0))
+    tables = lake.opened()
+    mirror = tables.mirror(*tables.live())
+    assert judged(mirror, lake.winners([upsert(80, 0, 1)]), [])[1] == {}
+    assert judged(mirror, lake.winners([upsert(10, 0, 1), upsert(11, 1, 1)]), [])[1] == {"one": 60}
+    assert judged(mirror, lake.winners([upsert(12, 2, 1)]), [])[1] == {"one": 70}
