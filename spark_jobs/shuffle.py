@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from spark_jobs.executors import sealed
 from spark_jobs.spark_failures import CarriedError, carried, found
 
 Given = TypeVar("Given")
@@ -67,9 +68,10 @@ def shuffled(
         for result in results:
             yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(result)], pa.binary())], names=["result"])
 
-    rows = spark.range(len(given), numPartitions=len(given)).mapInArrow(first, "part int, piece binary")
+    rows = spark.range(len(given), numPartitions=len(given)).mapInArrow(sealed(spark, first), "part int, piece binary")
     try:
-        packed = rows.repartitionById(parts, "part").mapInArrow(second, "result binary").toArrow().column(0)
+        spread = rows.repartitionById(parts, "part")
+        packed = spread.mapInArrow(sealed(spark, second), "result binary").toArrow().column(0)
     except Exception as error:
         if (known := found(error)) is None:
             raise

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.operations.apply.jobs import is_local, is_remote
 from cdc_core.process.account import is_named
+from spark_jobs.executors import at_endpoint, key_file
 from spark_jobs.shipped_code import code_archive
 
 log = logging.getLogger(__name__)
@@ -83,11 +84,6 @@ def describe(spark: SparkSession, what: str) -> None:
         spark.sparkContext.setJobDescription(what)
 
 
-def at_endpoint(spark: SparkSession) -> bool:
-    """Whether a session is at a Spark Connect endpoint, where there is no SparkContext."""
-    return not isinstance(spark, SparkSession)
-
-
 def _details(error: BaseException | None) -> str:
     """The details of an error of gRPC; "" for another one. The first line of pyspark's own text says nothing."""
     details = getattr(error, "details", None)
@@ -126,6 +122,7 @@ def _remote_session(endpoint: str, conf: Mapping[str, str]) -> SparkSession:
                 remedy="give it to the Connect server when it starts, and remove it from the pipeline's spark.conf",
             ) from error
     made.addArtifacts(str(code_archive()), pyfile=True)
+    made.addArtifacts(str(key_file()), file=True)
     return made
 
 

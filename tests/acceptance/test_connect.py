@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from examples.sandbox.process import LOG
 from examples.sandbox.spark import ConnectServer
+from spark_jobs.executors import on_executors
+from spark_jobs.spark_session import end_session, open_session
 from tests.acceptance.test_s3 import command_lines, texts_below
 from tests.acceptance.test_standalone import CHANGES, ROWS, TABLE, problems
 from tests.lab.foreign_python import foreign_python, install_what_jobs_import
+from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 TOKEN = "t0ken-0f-the-endp0int"
@@ -68,3 +74,28 @@ def test_a_run_at_a_connect_endpoint_ends_with_the_target_equal_and_its_logins_u
     file.write_text(file.read_text().replace(endpoint.url, "sc://localhost:1"))
     findings = lockstep("check", "shop.yaml", code=None).document["findings"]
     assert ["failed to connect" in one["what"] for one in findings if one.get("code") == "spark.endpoint"] == [True]
+
+
+def test_the_plan_of_an_execution_that_a_session_leaves_behind_shows_no_login(endpoint: ConnectServer) -> None:
+    """The server prints such a plan whole."""
+    login = "l0gin-0f-a-target"
+
+    def work(seconds: float) -> list[str]:
+        time.sleep(seconds)
+        return [login]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", TOKEN)
+        spark = open_session("left", endpoint.url, {})
+        assert on_executors(spark, [0.0, 0.0], work) == [login, login]
+        log = endpoint.directory / LOG
+        before = log.read_text().count("is created.")
+        with ThreadPoolExecutor(1) as pool:
+            left = pool.submit(on_executors, spark, [60.0], work)
+            wait_until(lambda: log.read_text().count("is created.") > before)
+            end_session(spark)
+            assert left.exception() is not None
+    wait_until(lambda: "removed in removeSessionExecutions" in log.read_text())
+    printed = log.read_text()
+    assert "command: " in printed
+    assert login not in printed
