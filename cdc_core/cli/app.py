@@ -72,7 +72,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        sys.stdout.write(f"lockstep {version('lockstep')}\n")
+        sys.stdout.write(f"lockstep {version('lockstep-cdc')}\n")
         raise typer.Exit
 
 

@@ -173,7 +173,7 @@ class Database:
                 f"The driver of the meta database is not installed: {self._safe(error)}.",
                 where=self.name,
                 code="install.missing",
-                remedy="install it (PostgreSQL: pip install 'lockstep[postgres]')",
+                remedy="install it (PostgreSQL: pip install 'lockstep-cdc[postgres]')",
             ) from None
         event.listen(self._engine, "before_execute", scope.narrowed, retval=True)
         if self.is_sqlite:

@@ -1,16 +1,16 @@
 """Optional parts of an installation, as pyproject.toml names them: who needs one that is missing says which.
 
-lockstep                reads, stages and shows: extract, check, stage, status, the Python API
-lockstep[s3]            a stage in a bucket
-lockstep[postgres]      a meta database on PostgreSQL
-lockstep[pandas]        rows as DataFrames of pandas
-lockstep[polars]        rows as DataFrames of Polars
-lockstep[spark]         the jobs that apply what is staged
-lockstep[connect]       the same at a Spark Connect endpoint
-lockstep[lake]          targets of Iceberg tables
-lockstep[quality]       their checks, with Great Expectations
-lockstep[airflow]       the DAGs, the sensor and the page
-lockstep[openlineage]   what they emit for OpenLineage
+lockstep-cdc                reads, stages and shows: extract, check, stage, status, the Python API
+lockstep-cdc[s3]            a stage in a bucket
+lockstep-cdc[postgres]      a meta database on PostgreSQL
+lockstep-cdc[pandas]        rows as DataFrames of pandas
+lockstep-cdc[polars]        rows as DataFrames of Polars
+lockstep-cdc[spark]         the jobs that apply what is staged
+lockstep-cdc[connect]       the same at a Spark Connect endpoint
+lockstep-cdc[lake]          targets of Iceberg tables
+lockstep-cdc[quality]       their checks, with Great Expectations
+lockstep-cdc[airflow]       the DAGs, the sensor and the page
+lockstep-cdc[openlineage]   what they emit for OpenLineage
 """
 
 from __future__ import annotations

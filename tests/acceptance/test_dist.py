@@ -30,7 +30,7 @@ def tracked(folder: Path) -> set[str]:
 def test_a_release_has_all_files_its_version_and_what_it_was_tested_with(tmp_path: Path) -> None:
     subprocess.run(["make", "-C", ROOT, "dist", f"DIST={tmp_path}"], check=True, stdin=subprocess.DEVNULL)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    name = f"lockstep-{project['version']}"
+    name = f"lockstep_cdc-{project['version']}"
     assert {path.name for path in tmp_path.iterdir()} - {".gitignore"} == {
         f"{name}-py3-none-any.whl", f"{name}.tar.gz", f"{name}.cdx.json"
     }  # fmt: skip
@@ -49,7 +49,7 @@ def test_a_release_has_all_files_its_version_and_what_it_was_tested_with(tmp_pat
 
     listed = json.loads((tmp_path / f"{name}.cdx.json").read_text())
     assert (listed["metadata"]["component"]["name"], listed["metadata"]["component"]["version"]) == (
-        "lockstep",
+        project["name"],
         project["version"],
     )
     parts = {(one["name"].lower(), one["version"]) for one in listed["components"]}

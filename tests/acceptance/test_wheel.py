@@ -22,7 +22,7 @@ pytestmark = pytest.mark.matrix
 def installed(folder: Path, extras: str) -> Path:
     """The `lockstep` of an environment with the wheel and these extras, in the versions of requirements.lock."""
     wheel = empty_environment(folder)
-    install(folder, f"lockstep{extras} @ {wheel.as_uri()}")
+    install(folder, f"lockstep-cdc{extras} @ {wheel.as_uri()}")
     return folder / "venv/bin/lockstep"
 
 
@@ -51,7 +51,7 @@ def versions(folder: Path) -> dict[str, str]:
     return {one["name"]: one["version"] for one in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize("extras", ["", "[spark,quality]"])
+@pytest.mark.parametrize("extras", ["", "[spark,quality]", "[spark,quality,lake]"])
 def test_the_wheel_runs_a_pipeline_from_an_existing_database(
     source_database: Any, mariadb_target: Any, tmp_path: Path, extras: str
 ) -> None:
@@ -64,6 +64,7 @@ def test_the_wheel_runs_a_pipeline_from_an_existing_database(
     environ = {
         "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path / "home"),
         "SHOP": source_database.server.url, "COPY": mariadb_target.url,
+        "LAKE": f"sqlite:///{tmp_path}/catalog.db",
     }  # fmt: skip
 
     def run(*arguments: str) -> Any:
@@ -74,12 +75,16 @@ def test_the_wheel_runs_a_pipeline_from_an_existing_database(
         return json.loads(done.stdout)
 
     target = ["--target", "env:COPY"] if extras else []
+    if "lake" in extras:
+        target += ["--lake", "env:LAKE", "--warehouse", (tmp_path / "warehouse").as_uri()]
     run("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*", *target)
     run("extract", "shop.yaml")
     source_database.execute("UPDATE orders SET v = 11 WHERE id = 1", "INSERT INTO orders VALUES (3, 30)")
     if extras:
         run("run", "shop.yaml")
         assert mariadb_target.run(f"SELECT id, v FROM {name}.orders ORDER BY id") == [(1, 11), (2, 20), (3, 30)]
+        if "lake" in extras:
+            run("verify", "shop.yaml", f"{name}.orders", "--target", "lake")
     else:
         run("snapshot", "shop.yaml")
         found = run("stage", "sql", "shop.yaml", f'SELECT id, v FROM "{name}.orders" ORDER BY id')
@@ -92,8 +97,8 @@ def test_the_wheel_goes_into_an_airflow_that_exists_changes_nothing_of_it_and_sh
     wheel = empty_environment(tmp_path)
     install(tmp_path, "apache-airflow==3.3.2", "apache-airflow-providers-apache-spark==6.3.4")
     before = versions(tmp_path)
-    assert "lockstep" not in before
-    install(tmp_path, f"lockstep @ {wheel.as_uri()}")
+    assert "lockstep-cdc" not in before
+    install(tmp_path, f"lockstep-cdc @ {wheel.as_uri()}")
     after = versions(tmp_path)
     assert {name: after.get(name) for name in before} == before
     pipelines = tmp_path / "pipelines"

@@ -1,4 +1,4 @@
-"""A plain `pip install lockstep`, without any extra: reads, stages and shows; what needs an extra says which."""
+"""A plain `pip install lockstep-cdc`, without any extra: reads, stages and shows; what needs an extra says which."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ def test_without_extras_a_source_is_staged_and_shown_and_the_rest_names_its_extr
     plain("status", "shop.yaml")
     refused = plain("run", "shop.yaml", code=2).error
     assert refused["code"] == "install.missing"
-    assert "pip install 'lockstep[spark,quality]'" in refused["remedy"]
+    assert "pip install 'lockstep-cdc[spark,quality]'" in refused["remedy"]
     file = plain.directory / "shop.yaml"
     file.write_text(re.sub(r"(?m)^  uri: .*$", "  uri: s3://bucket", file.read_text()))
     refused = plain("stage", "ls", "shop.yaml", code=2).error
-    assert (refused["code"], refused["remedy"]) == ("install.missing", "pip install 'lockstep[s3]'")
+    assert (refused["code"], refused["remedy"]) == ("install.missing", "pip install 'lockstep-cdc[s3]'")
 
 
 def test_the_extras_that_errors_name_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = set(project["optional-dependencies"]) - {"all"}
     assert set(extras._MODULES) | {"openlineage", "postgres"} == named  # no command needs these two by name
-    assert project["optional-dependencies"]["all"] == [f"lockstep[{','.join(sorted(named))}]"]
+    assert project["optional-dependencies"]["all"] == [f"lockstep-cdc[{','.join(sorted(named))}]"]
     for extra in named:
-        assert f"lockstep[{extra}]" in (extras.__doc__ or "")
+        assert f"lockstep-cdc[{extra}]" in (extras.__doc__ or "")
 
 
 @pytest.mark.parametrize("extra", sorted(extras._MODULES))

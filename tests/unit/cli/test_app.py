@@ -26,7 +26,7 @@ def pipeline(tmp_path: Path) -> Path:
 
 
 def test_version_is_that_of_the_package(lockstep: Lockstep) -> None:
-    assert lockstep("--version").out == f"lockstep {version('lockstep')}\n"
+    assert lockstep("--version").out == f"lockstep {version('lockstep-cdc')}\n"
 
 
 def test_without_arguments_it_shows_help_and_is_no_success(lockstep: Lockstep) -> None:
