@@ -68,6 +68,9 @@ servers: setup ## fetch MariaDB, PostgreSQL and the S3 server for demo, tests an
 mysql: setup ## set up a MySQL 9 beside the system (Debian, root; else put a mysqld on PATH)
 	@$(PY) -m examples.sandbox.setup_mysql
 
+mariadb: setup ## set up the newest MariaDB beside the system (Debian, root)
+	@$(PY) -m examples.sandbox.setup_mariadb
+
 browser: setup ## set up a headless Chromium beside the system (Debian, root; else put a chromium on PATH)
 	@$(PY) -m examples.sandbox.setup_browser
 
@@ -86,6 +89,7 @@ ui: setup ## Airflow with Lockstep's pipelines and pages on this machine
 # What the tests need beside `servers`, where this machine allows it.
 trees: setup
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m examples.sandbox.setup_mariadb --if-possible
 	@$(PY) -m examples.sandbox.setup_browser --if-possible
 
 # Most of the rules: what takes longer without a server is marked `slow`.
@@ -211,6 +215,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers trees mysql browser demo move ui quick test-of test test-all crash-matrix move-matrix fuzz mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-lake bench-line bench-scale bench-scheduler bench-start bench-verify lint \
+.PHONY: help setup servers trees mysql mariadb browser demo move ui quick test-of test test-all crash-matrix move-matrix fuzz mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-lake bench-line bench-scale bench-scheduler bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

@@ -194,7 +194,7 @@ def mydumper(server: SqlServer, threads: int, rows: int, *options: str) -> Way |
 
 def mysqldump(server: SqlServer, *, compressed: bool = False) -> Way | None:
     if isinstance(server, MariaDb):
-        program: tuple[str, ...] | None = (f"{MariaDb.fetch()}/bin/mariadb-dump",)
+        program: tuple[str, ...] | None = MariaDb.client("mariadb-dump")
     else:
         program = MySql.client("mysqldump")
     if program is None or (compressed and shutil.which("zstd") is None):

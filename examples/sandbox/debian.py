@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from examples.sandbox.cache import SandboxError, cache_dir, cached
@@ -93,6 +94,17 @@ class Tree:
         raise SandboxError(
             f"apt's sources do not name a Debian mirror, so {self.name} cannot be fetched: {self.otherwise}"
         )
+
+
+def loader(root: Path, *libraries: str) -> tuple[str, ...]:
+    """What runs a program of a tree with the tree's own C library, and those of `libraries`, folders below it: no
+    chroot, no root. Raises SandboxError."""
+    # usr/lib64 of some releases is an absolute link, which leads out of the tree.
+    found = next(chain(root.glob("usr/lib/*/ld-linux-*.so.*"), root.glob("usr/lib*/ld-linux-*.so.*")), None)
+    if found is None:
+        raise SandboxError(f"{root} has no dynamic loader. Remove the folder and set it up again.")
+    folders = [*(str(path.parent) for path in root.glob("usr/lib/*/libc.so.6")), *(f"{root}/{one}" for one in libraries)]
+    return (str(found), "--library-path", ":".join(folders))
 
 
 def _run(command: list[str]) -> str:

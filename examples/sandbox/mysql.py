@@ -8,16 +8,17 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Self
 
 from examples.sandbox.cache import SandboxError, cache_dir
+from examples.sandbox.debian import loader
 from examples.sandbox.sql_server import Flavor, Options, SqlServer, start
 
 RELEASE = os.environ.get("LOCKSTEP_MYSQL", "9")
 FOLDER = f"mysql{RELEASE}"
-"""The Debian tree in the cache. Its server runs with the tree's own loader: no chroot, no root."""
+"""The Debian tree in the cache."""
+_LIBRARIES = "usr/lib/mysql/private"
 
 _OPTIONS: Options = {
     "gtid-mode": "ON",
@@ -63,7 +64,7 @@ class MySql(SqlServer):
         """The command of a program that comes with the server, or is on PATH; None if there is none."""
         root = cache_dir() / FOLDER
         if (root / "usr/bin" / name).exists():
-            return (*_loaded(root), f"{root}/usr/bin/{name}")
+            return (*loader(root, _LIBRARIES), f"{root}/usr/bin/{name}")
         found = shutil.which(name)
         return (found,) if found else None
 
@@ -78,7 +79,7 @@ def _find() -> _Installation:
     root = cache_dir() / FOLDER
     command: tuple[str, ...]
     if (root / "usr/sbin/mysqld").exists():
-        command = (*_loaded(root), f"{root}/usr/sbin/mysqld", "--no-defaults")
+        command = (*loader(root, _LIBRARIES), f"{root}/usr/sbin/mysqld", "--no-defaults")
         command += (f"--basedir={root}/usr", f"--plugin-dir={root}/usr/lib/mysql/plugin")
         command += (
             f"--lc-messages-dir={root}/usr/share/mysql",
@@ -94,16 +95,6 @@ def _find() -> _Installation:
     if version is None or "MariaDB" in said or int(version[1]) < 8:
         raise SandboxError(f"{command[0]} is not MySQL 8 or newer: {said.strip()!r}. Run `make mysql` as root.")
     return _Installation((*command, *_AS_ROOT), ".".join(version.groups()))
-
-
-def _loaded(root: Path) -> tuple[str, ...]:
-    """What runs a program of the tree with the tree's own libraries."""
-    # usr/lib64 of some releases is an absolute link, which leads out of the tree.
-    loader = next(chain(root.glob("usr/lib/*/ld-linux-*.so.*"), root.glob("usr/lib*/ld-linux-*.so.*")), None)
-    if loader is None:
-        raise SandboxError(f"{root} has no dynamic loader. Remove the folder and run `make mysql` again.")
-    libraries = [str(path.parent) for path in root.glob("usr/lib/*/libc.so.6")] + [f"{root}/usr/lib/mysql/private"]
-    return (str(loader), "--library-path", ":".join(libraries))
 
 
 def _flavor(*, lower_case: bool) -> Flavor:

@@ -31,7 +31,7 @@ def rows(server: Any, database: str, table: str) -> list[tuple[Any, ...]]:
 
 def tool(server: Any, mysql: str, mariadb: str) -> tuple[str, ...]:
     if isinstance(server, MariaDb):
-        return (f"{MariaDb.fetch()}/bin/{mariadb}", "--no-defaults")
+        return (*MariaDb.client(mariadb), "--no-defaults")
     found = MySql.client(mysql)
     assert found is not None
     return (*found, "--no-defaults")
