@@ -103,8 +103,8 @@ def loader(root: Path, *libraries: str) -> tuple[str, ...]:
     found = next(chain(root.glob("usr/lib/*/ld-linux-*.so.*"), root.glob("usr/lib*/ld-linux-*.so.*")), None)
     if found is None:
         raise SandboxError(f"{root} has no dynamic loader. Remove the folder and set it up again.")
-    folders = [*(str(path.parent) for path in root.glob("usr/lib/*/libc.so.6")), *(f"{root}/{one}" for one in libraries)]
-    return (str(found), "--library-path", ":".join(folders))
+    folders = [path.parent for path in root.glob("usr/lib/*/libc.so.6")] + [root / one for one in libraries]
+    return (str(found), "--library-path", ":".join(map(str, folders)))
 
 
 def _run(command: list[str]) -> str:

@@ -27,7 +27,7 @@ from cdc_core.model.windows import to_us
 from lockstep_airflow.airflow_failures import as_airflow_failures
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.extract_sensor import DRAIN_S
-from lockstep_airflow.run_context import asked_at, copy_params, copy_readers, is_dry_run, run_name
+from lockstep_airflow.run_context import asked_at, beside, copy_params, copy_readers, is_dry_run, run_name
 from lockstep_airflow.specs import COPY, PLAN
 from lockstep_airflow.task_pipeline import opened
 from lockstep_airflow.termination import Leaving
@@ -228,9 +228,9 @@ class StageCopySensor(PipelineSensor):
         from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 
         ti = context["ti"]
-        read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index)
+        read = ti.xcom_pull(task_ids=beside(self.task_id, COPY), map_indexes=ti.map_index)
         if read is None:  # it was skipped, as there was nothing to copy, or marked
-            planned = (ti.xcom_pull(task_ids=PLAN) or {}).get("sources", {self.subject: 1})
+            planned = (ti.xcom_pull(task_ids=beside(self.task_id, PLAN)) or {}).get("sources", {self.subject: 1})
             left = _wanted(context, ready, self.subject) if planned.get(self.subject) else ()
             if left:
                 raise _not_copied(self.subject, [one.name for one in left])

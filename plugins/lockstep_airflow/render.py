@@ -1,4 +1,4 @@
-"""Task specs become Airflow operators: the one place that knows both.
+"""Task specs become Airflow operators, in DAGs of our own or in groups: the one place that knows both.
 
 It imports Airflow's SDK and nothing heavy: no Spark, no numba, no pandas, no database drivers. A task imports those
 when it runs.
@@ -71,16 +71,22 @@ def render(spec: DagSpec) -> DAG:
         is_paused_upon_creation=False if spec.tasks[0].kind is TaskKind.COPY_PLAN else None,  # cdc_<pipeline> starts it
         tags=list(spec.tags),
         params=_PARAMS[spec.tasks[0].kind](spec),
-        default_args=_default_args(spec),
+        default_args=default_args(spec),
         render_template_as_native_obj=False,
     )
-    groups = {name: TaskGroup(name, dag=dag) for name in dict.fromkeys(task.group for task in spec.tasks) if name}
+    add_tasks(spec, dag)
+    return dag
+
+
+def add_tasks(spec: DagSpec, dag: DAG, within: TaskGroup | None = None) -> None:
+    """Adds the tasks of a spec to a DAG, or to a group of it."""
+    names = dict.fromkeys(task.group for task in spec.tasks if task.group)
+    groups: dict[str, Any] = {name: TaskGroup(name, parent_group=within, dag=dag) for name in names}
     rendered: dict[str, Any] = {}
     for task in spec.tasks:
-        rendered[task.task_id] = _operator(spec, task, {"dag": dag, "task_group": groups.get(task.group)})
+        rendered[task.task_id] = _operator(spec, task, dag, within, groups.get(task.group, within))
         for before in task.upstream:
             rendered[before] >> rendered[task.task_id]
-    return dag
 
 
 def asset_alias(pipeline: str, target: str) -> str:
@@ -88,14 +94,20 @@ def asset_alias(pipeline: str, target: str) -> str:
     return f"lockstep_{pipeline}_{target}"
 
 
-def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
-    common: dict[str, Any] = {key: value for key, value in place.items() if value is not None}
-    common |= {"task_id": task.name, "doc_md": task.doc}
+def _operator(spec: DagSpec, task: TaskSpec, dag: DAG, within: TaskGroup | None, group: TaskGroup | None) -> Any:
+    common: dict[str, Any] = {"dag": dag, "task_id": task.name, "doc_md": task.doc}
+    common |= {"task_group": group} if group is not None else {}
     waits = {"poke_interval": spec.airflow.poke_interval_s, "timeout": spec.airflow.timeout_s}
 
     def mapped(sensor: Any, **options: Any) -> Any:
         options |= {"file": spec.file, "mode": "reschedule", "map_index_template": "{{ task.subject }}"}
         return sensor.partial(**waits, **options, **common).expand(subject=list(task.sources))
+
+    def in_dag(task_id: str) -> str:
+        return str(within.child_id(task_id)) if within is not None else task_id  # type: ignore[no-untyped-call]
+
+    def target_tasks() -> dict[str, list[str]]:
+        return {target: [in_dag(one) for one in ids] for target, ids in spec.tasks_by_target().items()}
 
     match task.kind:
         case TaskKind.EXTRACT:
@@ -107,9 +119,9 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
                 **common,
             ).expand(source=list(task.sources))
         case TaskKind.PLAN:
-            return PlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
+            return PlanOperator(file=spec.file, target_tasks=target_tasks(), **common)
         case TaskKind.REPLAN:
-            return ReplayPlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
+            return ReplayPlanOperator(file=spec.file, target_tasks=target_tasks(), **common)
         case TaskKind.START_COPY:
             return StartCopyOperator(file=spec.file, dag_id_of_copy=snapshot_dag_id_of(spec.pipeline), **common)
         case TaskKind.COPY_PLAN:
@@ -143,18 +155,18 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
                 file=spec.file,
                 job=task.job,
                 target=task.target,
-                plan_task=PLAN,
+                plan_task=in_dag(PLAN),
                 connection=spec.spark_connection,
                 **common,
             )
         case TaskKind.COMMIT:
             alias = asset_alias(spec.pipeline, task.target)
             return CommitOperator(
-                file=spec.file, target=task.target, plan_task=PLAN, outlets=[AssetAlias(alias)], **common
+                file=spec.file, target=task.target, plan_task=in_dag(PLAN), outlets=[AssetAlias(alias)], **common
             )
 
 
-def _default_args(spec: DagSpec) -> dict[str, Any]:
+def default_args(spec: DagSpec) -> dict[str, Any]:
     args: dict[str, Any] = {
         "owner": "lockstep",
         "retries": spec.airflow.retries,

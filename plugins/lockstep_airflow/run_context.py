@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from cdc_core.errors import UsageError
-from lockstep_airflow.specs import dag_id_of
+from lockstep_airflow.specs import BY_HAND, HOUSEKEEPING, PIPELINE, dag_id_of
 from lockstep_airflow.window import (
     ABANDON,
     ACCEPT,
@@ -191,7 +191,8 @@ def run_name(context: Context, pipeline: Pipeline) -> str:
 
 def run_name_of(pipeline: str, dag_id: str, dag_run_id: str) -> str:
     """`run_name` of a DAG run by its ids."""
-    name = f"{pipeline}{dag_id.removeprefix(dag_id_of(pipeline))}-{dag_run_id}"
+    ours, of_others = dag_id_of(pipeline), f"-{dag_id}"
+    name = f"{pipeline}{dag_id.removeprefix(ours) if dag_id.startswith(ours) else of_others}-{dag_run_id}"
     fit = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     return fit if len(fit) <= MAX_RUN_NAME else f"{fit[: MAX_RUN_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
 
@@ -209,5 +210,14 @@ def holder_name(context: Context) -> str:
     return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}{index} try {ti.try_number} on {process}"[:250]
 
 
+def beside(task_id: str, name: str) -> str:
+    """The id of the task `name` in the group of another one."""
+    return task_id[: task_id.rfind(".") + 1] + name
+
+
 def _params(context: Context) -> dict[str, Any]:
-    return dict(context.get("params") or {})
+    """What the form of one of our DAGs says. In a DAG of others, whose params may have the same names: what its param
+    `lockstep` has."""
+    params = dict(context.get("params") or {})
+    ours = {PIPELINE, BY_HAND, HOUSEKEEPING} & set(context["dag"].tags)
+    return params if ours else dict(params.get("lockstep") or {})

@@ -23,7 +23,7 @@ from cdc_core.errors import DataAtRisk, LockstepError
 from cdc_core.model.readable import counted
 from cdc_core.model.windows import to_us
 from lockstep_airflow.copy_tasks import PipelineSensor
-from lockstep_airflow.run_context import asked_at, verify_params
+from lockstep_airflow.run_context import asked_at, beside, verify_params
 from lockstep_airflow.spark_connection import driver_of
 from lockstep_airflow.specs import VERIFY
 
@@ -117,7 +117,7 @@ class RepairSensor(PipelineSensor):
         if self.subject not in asked.targets:
             raise AirflowSkipException(f"The run is not for {self.subject}.")
         ti = context["ti"]
-        found = ti.xcom_pull(task_ids=VERIFY, map_indexes=ti.map_index)
+        found = ti.xcom_pull(task_ids=beside(self.task_id, VERIFY), map_indexes=ti.map_index)
         if not isinstance(found, Mapping) or found.get("target") != self.subject:
             # Also where no repair is asked for: a DAG run whose last tasks are all skipped would be a success.
             raise DataAtRisk(

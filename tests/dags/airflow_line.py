@@ -73,16 +73,16 @@ class AirflowLine:
             assert time.monotonic() < deadline_s, f"waited in vain: {self.output[-6000:]}"
             time.sleep(0.1)
 
-    def _ask(self, query: str) -> list[tuple[Any, ...]]:
+    def _ask(self, query: str, dag_id: str | None = None) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.home / "airflow.db")) as database:
-            return database.execute(query, (self.dag_id,)).fetchall()
+            return database.execute(query, (dag_id or self.dag_id,)).fetchall()
 
-    def states(self) -> dict[str, list[str]]:
-        """Of the latest run's tasks, by task id."""
+    def states(self, dag_id: str | None = None) -> dict[str, list[str]]:
+        """Of the latest run's tasks, by task id. dag_id: of a DAG that is not the pipeline's."""
         found: dict[str, list[str]] = {}
         latest = "SELECT dag_id, run_id FROM dag_run WHERE dag_id = ? ORDER BY id DESC LIMIT 1"
         states = f"SELECT task_id, state FROM task_instance JOIN ({latest}) USING (dag_id, run_id)"
-        for task_id, state in self._ask(states):
+        for task_id, state in self._ask(states, dag_id):
             found.setdefault(task_id, []).append(state)
         return found
 

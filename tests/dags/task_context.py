@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+DAG_OF_OURS = SimpleNamespace(tags=["lockstep:pipeline"])
 FIVE, SIX = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (5, 6))
 
 
@@ -28,4 +29,10 @@ def task_context(
     instance = {"task_id": task_id, "map_index": 0, "try_number": 1, **ti}
     context = {"dag_run": SimpleNamespace(**mine, **run, start_date=asked if logical_date else None)}
     interval = {"data_interval_start": FIVE, "data_interval_end": SIX} if logical_date else {}
-    return {**context, "ti": SimpleNamespace(**mine, **instance), "params": params or {}, **interval}
+    return {
+        **context,
+        "ti": SimpleNamespace(**mine, **instance),
+        "dag": DAG_OF_OURS,
+        "params": params or {},
+        **interval,
+    }

@@ -61,15 +61,17 @@ from airflow.api.common.trigger_dag import trigger_dag
 from airflow.utils.session import create_session
 from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from cdc_core import config
+from types import SimpleNamespace
 from lockstep_airflow.run_context import window_of
-pipeline = config.load(Path(sys.argv[1]))
+pipeline, dag = config.load(Path(sys.argv[1])), SimpleNamespace(tags=["lockstep:pipeline"])
 
 def window(kind, by, date):
     with create_session() as session:
         run = trigger_dag("cdc_shop", triggered_by=by, run_type=kind, logical_date=date, replace_microseconds=False,
                           session=session)
         interval = {"data_interval_start": run.data_interval_start, "data_interval_end": run.data_interval_end}
-        return str(window_of({"dag_run": run, "params": {}, **interval}, pipeline)), run.run_after.isoformat()
+        context = {"dag_run": run, "dag": dag, "params": {}, **interval}
+        return str(window_of(context, pipeline)), run.run_after.isoformat()
 
 now, day = datetime.now(UTC), datetime(2026, 1, 15, 12, 30, tzinfo=UTC)
 by_hand = DagRunType.MANUAL, DagRunTriggeredByType.CLI

@@ -26,7 +26,7 @@ from lockstep_airflow.run_context import window_of
 from lockstep_airflow.run_tasks import PlanOperator, _positions
 from lockstep_airflow.window import RunWindow
 from tests.dags.made_pipelines import TARGET
-from tests.dags.task_context import task_context
+from tests.dags.task_context import DAG_OF_OURS, task_context
 from tests.lab.made_batches import manifest
 from tests.lab.made_line import Line
 from tests.lab.opened import opened_line
@@ -81,7 +81,13 @@ def test_a_run_that_is_triggered_without_a_date_goes_up_to_now_also_by_another_d
 
     def window(logical_date: datetime | None) -> RunWindow:
         run = SimpleNamespace(run_type=kind, logical_date=logical_date, run_after=asked, start_date=asked)
-        context: Any = {"dag_run": run, "params": {}, "data_interval_start": four, "data_interval_end": five}
+        context: Any = {
+            "dag": DAG_OF_OURS,
+            "dag_run": run,
+            "params": {},
+            "data_interval_start": four,
+            "data_interval_end": five,
+        }
         return window_of(context, pipeline)
 
     assert window(asked) == window(None) == RunWindow(0, to_us(asked), open=True)
