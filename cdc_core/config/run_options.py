@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -74,8 +75,19 @@ class Quality(Model):
     )
 
 
+class Notified(Model):
+    """Who is told of a problem when it is new and when it is solved."""
+
+    use: str = Field(
+        pattern=r"^[\w.]+:\w+$",
+        description="MODULE:NAME of a notifier of Airflow, whose templates have `problem`, or of a function, which is "
+        "given it",
+    )
+    options: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of either")
+
+
 class Airflow(Model):
-    """How the pipeline's DAG runs. Set pools, connections and alerts in Airflow itself."""
+    """How the pipeline's DAG runs. Set pools and connections in Airflow itself."""
 
     sensor: Literal["poke", "reschedule"] = Field(
         "poke", description="poke holds a worker slot while it drains; reschedule frees it between pokes"
@@ -85,3 +97,4 @@ class Airflow(Model):
     retries: int = Field(5, ge=0, description="retries of a task that was killed or met a temporary error")
     retry_delay_s: float = Field(10.0, gt=0, description="delay before the first retry; doubles up to ten minutes")
     pool: str | None = Field(None, description="Airflow pool for all tasks")
+    notify: tuple[Notified, ...] = Field((), description="who is told of problems, once each")

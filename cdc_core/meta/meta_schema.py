@@ -251,6 +251,13 @@ failure = _table(
     comment="the latest error of a task that has not succeeded since; subject: a source, a run",
 )
 
+told_problem = _table(
+    "told_problem",
+    Column("problem", text(NAME), primary_key=True),
+    _needed("document", long_text()),
+    comment="JSON: a problem that people were told of, until they are told that it is solved",
+)
+
 run = _table(
     "run",
     Column("run_id", text(RUN_ID), primary_key=True),

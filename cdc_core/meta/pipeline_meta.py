@@ -33,6 +33,7 @@ from cdc_core.meta.status_views import StatusViews
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.meta.target_writes import TargetWrites
 from cdc_core.meta.task_failures import TaskFailures
+from cdc_core.meta.told_problems import ToldProblems
 from cdc_core.meta.verifications import Verifications
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import TableCoverage
@@ -62,6 +63,7 @@ class Meta:
         self.writes = TargetWrites(database)
         # What a person watches and decides.
         self.failures = TaskFailures(database)
+        self.told = ToldProblems(database)
         self.verifications = Verifications(database)
         self.rollouts = Rollouts(database)
         self.cutovers = Cutovers(database)

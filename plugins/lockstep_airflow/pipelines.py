@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import config
 from cdc_core.errors import UsageError
+from lockstep_airflow.notifications import require_found
 from lockstep_airflow.specs import DagSpec, dag_specs
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def read_folder(folder: Path) -> Folder:
     errors: list[UsageError] = []
     for file in sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES):
         try:
-            found = dag_specs(config.load(file), file)
+            pipeline = config.load(file)
+            require_found(pipeline, str(file))
+            found = dag_specs(pipeline, file)
             _only_one(found, file, specs)
         except UsageError as error:
             errors.append(error)

@@ -16,6 +16,7 @@ from cdc_core.config import MOST_READERS
 from lockstep_airflow.copy_tasks import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
 from lockstep_airflow.cutover_tasks import BACK, THERE, CutoverOperator
 from lockstep_airflow.extract_sensor import ExtractSensor
+from lockstep_airflow.notifications import callbacks
 from lockstep_airflow.run_tasks import (
     CommitOperator,
     CompactOperator,
@@ -174,7 +175,8 @@ def default_args(spec: DagSpec) -> dict[str, Any]:
         "retry_exponential_backoff": True,
         "max_retry_delay": MAX_RETRY_DELAY,
     }
-    return args | ({"pool": spec.airflow.pool} if spec.airflow.pool else {})
+    args |= {"pool": spec.airflow.pool} if spec.airflow.pool else {}
+    return args | (callbacks(spec.file) if spec.airflow.notify else {})
 
 
 def _params(spec: DagSpec) -> dict[str, Param]:

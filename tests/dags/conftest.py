@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,9 @@ def python(airflow_home: Path) -> Run:
 def line(
     request: pytest.FixtureRequest, airflow_home: Path, source_database: Any, pipelines: Path, tmp_path: Path
 ) -> Callable[..., AirflowLine]:
-    def make(name: str, *, mode: str = "poke", batch_rows: int = 1_000_000, **sections: Any) -> AirflowLine:
+    def make(
+        name: str, *, mode: str = "poke", batch_rows: int = 1_000_000, notify: Sequence[Any] = (), **sections: Any
+    ) -> AirflowLine:
         (place,) = source_database.execute("SHOW MASTER STATUS")
         file, offset = place[:2]
         source = {
@@ -88,7 +90,7 @@ def line(
         document = pipeline_document(
             tmp_path, source_database.name, source=source, pipeline=name, schedule="* * * * *", routes="[]",
             limits={"lease_s": 5, "batch_rows": batch_rows},
-            airflow={"sensor": mode, "poke_interval_s": 1, "retry_delay_s": 1}, **sections,
+            airflow={"sensor": mode, "poke_interval_s": 1, "retry_delay_s": 1, "notify": notify}, **sections,
         )  # fmt: skip
         (pipelines / f"{name}.yaml").write_text(pipeline_text(document))
         environ = {**os.environ, f"AIRFLOW_CONN_{name.upper()}": source_database.server.url}

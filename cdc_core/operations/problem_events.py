@@ -1,0 +1,79 @@
+"""Problems of a pipeline as events: one when a problem is new, one when it is solved."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Meta
+from cdc_core.meta.health import Level, Problem
+from cdc_core.model.json_codec import parsed, text_of
+from cdc_core.model.readable import moment
+from cdc_core.operations.status_report import status_of
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemEvent:
+    """What `lockstep status` says of a problem. level: failed or late. subject: the task, and its source, target or
+    run. since: ISO 8601; "" if unknown."""
+
+    pipeline: str
+    level: str
+    subject: str
+    what: str
+    where: str
+    remedy: str
+    code: str
+    since: str
+    solved: bool
+
+    def __str__(self) -> str:
+        if self.solved:
+            return f"{self.pipeline}: solved: {self.subject}: {self.what}"
+        where = f" At {self.where}." if self.where else ""
+        return f"{self.pipeline}: {self.subject}: {self.what}{where} To do: {self.remedy or 'see lockstep status'}."
+
+
+def tell_problems(
+    pipeline: Pipeline, meta: Meta, tell: Callable[[ProblemEvent], None], *, retried: bool
+) -> tuple[ProblemEvent, ...]:
+    """Tells what is new and what is solved since the last call, by whatever process; what was told.
+
+    retried: whether Airflow will not try again, so that errors that a retry may cure are told, too. Raises what `tell`
+    raises; that event is told again by the next call.
+    """
+    problems = {_key(one): one for one in status_of(pipeline, meta).problems if one.level in (Level.FAILED, Level.LATE)}
+    events = {key: _event(pipeline.pipeline, one) for key, one in problems.items()}
+    failed = any(one.level is Level.FAILED for one in problems.values())
+    ripe = [
+        key
+        for key, one in problems.items()
+        # What is late beside a failure is so by that.
+        if (one.level is Level.FAILED or not failed) and (retried or one.kind is not RetryLater)
+    ]
+    begun, solved = meta.told.settle(events.keys(), {key: text_of(events[key]) for key in ripe})
+    due: list[tuple[str, ProblemEvent, str | None]] = [(key, events[key], None) for key in begun]
+    due += [(key, replace(parsed(ProblemEvent, text), solved=True), text) for key, text in solved.items()]
+    for at, (_, event, _) in enumerate(due):
+        try:
+            tell(event)
+        except BaseException:
+            for key, _, text in due[at:]:
+                meta.told.not_told(key, text)
+            raise
+    return tuple(event for _, event, _ in due)
+
+
+def _key(one: Problem) -> str:
+    """Equal for a problem that is seen again, whatever has changed in its words."""
+    return hashlib.sha256(f"{one.level.value}\n{one.subject}\n{one.code}".encode()).hexdigest()
+
+
+def _event(pipeline: str, one: Problem) -> ProblemEvent:
+    since = moment(one.since_us)
+    return ProblemEvent(
+        pipeline, one.level.value, one.subject, one.what, one.where, one.remedy, one.code, since, solved=False
+    )

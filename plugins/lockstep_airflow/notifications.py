@@ -1,0 +1,78 @@
+"""Who is told of a pipeline's problems: `airflow.notify` names Airflow's notifiers, and functions.
+
+A task that has ended tells what is new and what is solved, whether it was its own problem or not. What a retry may cure
+is told once Airflow tries no more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from cdc_core.operations.problem_events import ProblemEvent
+
+log = logging.getLogger(__name__)
+
+
+def require_found(pipeline: Pipeline, file: str) -> None:
+    """Raises UsageError for a notifier whose module cannot be imported here. Imports its packages only."""
+    for one in pipeline.airflow.notify:
+        module = one.use.partition(":")[0]
+        try:
+            found = find_spec(module)
+        except ImportError:
+            found = None
+        if found is None:
+            raise UsageError(
+                f"airflow.notify names {one.use}, and there is no module {module}.",
+                where=file,
+                code="airflow.pipelines",
+                remedy="install its package where Airflow runs, or correct the name (MODULE:NAME)",
+            )
+
+
+def callbacks(file: str) -> dict[str, Any]:
+    """The arguments of each task by which it tells."""
+    ended = partial(_told_of, file)
+    return {
+        "on_success_callback": partial(ended, retried=False),
+        "on_skipped_callback": partial(ended, retried=False),
+        "on_failure_callback": partial(ended, retried=True),
+    }
+
+
+def _told_of(file: str, context: Context, *, retried: bool) -> None:
+    from cdc_core.operations.problem_events import tell_problems
+    from lockstep_airflow.task_pipeline import opened
+
+    with opened(file, context) as ready:
+        tell = partial(_tell, ready.pipeline, context)
+        for event in tell_problems(ready.pipeline, ready.meta, tell, retried=retried):
+            log.info("told: %s", event)
+
+
+def _tell(pipeline: Pipeline, context: Context, event: ProblemEvent) -> None:
+    """All of them, whichever fails; then raises the first failure."""
+    failed: Exception | None = None
+    for one in pipeline.airflow.notify:
+        try:
+            named: Callable[..., Any] = EntryPoint(one.use, one.use, "lockstep.notify").load()
+            if isinstance(named, type):
+                named(**one.options)({**context, "problem": event})
+            else:
+                named(event, **one.options)
+        except Exception as error:
+            log.exception("%s could not be told of: %s", one.use, event)
+            failed = failed or error
+    if failed is not None:
+        raise failed

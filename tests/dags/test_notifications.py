@@ -1,0 +1,80 @@
+"""Who is told of problems, in Airflow itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep_airflow.pipelines import read_folder
+from tests.dags.airflow_line import AirflowLine, fill, now
+
+TELLING = """
+import json
+from airflow.sdk import BaseNotifier
+from cdc_core.operations.problem_events import ProblemEvent
+
+FILE = {file!r}
+
+def write(kind, **values):
+    with open(FILE, "a") as file:
+        file.write(json.dumps({{"kind": kind, **values}}) + "\\n")
+
+def page(problem, team):
+    assert isinstance(problem, ProblemEvent)
+    write("function", team=team, code=problem.code, solved=problem.solved)
+
+class Channel(BaseNotifier):
+    template_fields = ("text",)
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def notify(self, context):
+        write("notifier", text=self.text, task=context["ti"].task_id)
+"""
+
+
+def test_a_problem_is_told_to_functions_and_notifiers_when_its_task_has_failed_and_when_a_later_run_succeeds(
+    line: Callable[..., AirflowLine], source_database: Any, tmp_path: Path
+) -> None:
+    said = tmp_path / "said.jsonl"
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "team_alerts.py").write_text(TELLING.format(file=str(said)))
+    text = "{{ problem.pipeline }} {{ problem.code }} {{ 'solved' if problem.solved else 'new' }}"
+    notify = [
+        {"use": "team_alerts:page", "options": {"team": "data"}},
+        {"use": "team_alerts:Channel", "options": {"text": text}},
+    ]
+    run = line("telling", notify=notify)
+    run.environ["PYTHONPATH"] = f"{modules}:{run.environ.get('PYTHONPATH', '')}"
+    fill(source_database, 3)
+    url = run.environ["AIRFLOW_CONN_TELLING"]
+    run.environ["AIRFLOW_CONN_TELLING"] = url.replace("root:", "nobody:")
+    assert run.start(now()).wait(timeout=240) != 0, run.output[-6000:]
+    run.environ["AIRFLOW_CONN_TELLING"] = url
+    run.run(now())
+    run.run(now())
+    events = [json.loads(each) for each in said.read_text().splitlines()]
+    assert events == [
+        {"kind": "function", "team": "data", "code": "connection.denied", "solved": False},
+        {"kind": "notifier", "text": "telling connection.denied new", "task": "extract"},
+        {"kind": "function", "team": "data", "code": "connection.denied", "solved": True},
+        {"kind": "notifier", "text": "telling connection.denied solved", "task": "extract"},
+    ]
+
+
+def test_a_notifier_that_is_not_there_costs_its_own_pipeline_only(
+    write_pipeline: Callable[..., Path], pipelines: Path
+) -> None:
+    write_pipeline("shop")
+    write_pipeline("books", airflow={"notify": [{"use": "nowhere.to_be:found"}]})
+    folder = read_folder(pipelines)
+    assert {spec.pipeline for spec in folder.specs} == {"shop"}
+    with pytest.raises(Exception, match=r"airflow\.notify names nowhere\.to_be:found"):
+        raise folder.error()

@@ -1,0 +1,104 @@
+"""A problem is told once, and once more when it is solved."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.operations.problem_events import ProblemEvent, tell_problems
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import Line
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    made = Line.open(tmp_path)
+    made.stage(manifest(0, tables={"shop.orders": 1}), until_us=time.time_ns() // 1000)
+    made.done("run")
+    return made
+
+
+def fail(line: Line, error: type[Refused | RetryLater], what: str = "It broke.") -> None:
+    code = "connection.denied" if error is Refused else "connection.unreachable"
+    line.meta.failures.keep("plan", "", error(what, where="somewhere", code=code, remedy="mend it"))
+
+
+def told(line: Line, *, retried: bool = True) -> list[tuple[str, str, bool]]:
+    events: list[ProblemEvent] = []
+    tell_problems(line.pipeline, line.meta, events.append, retried=retried)
+    return [(one.code, one.what, one.solved) for one in events]
+
+
+def test_a_problem_is_told_once_and_once_more_when_it_is_solved_and_again_when_it_comes_back(line: Line) -> None:
+    assert told(line) == []
+    fail(line, Refused)
+    assert told(line) == [("connection.denied", "It broke.", False)]
+    fail(line, Refused, "It broke in other words.")
+    assert told(line) == []
+    line.meta.failures.clear("plan", "")
+    assert told(line) == [("connection.denied", "It broke.", True)]
+    assert told(line) == []
+    fail(line, Refused)
+    assert told(line) == [("connection.denied", "It broke.", False)]
+
+
+def test_what_a_retry_may_cure_is_told_when_nothing_is_tried_again(line: Line) -> None:
+    fail(line, RetryLater)
+    assert told(line, retried=False) == []
+    assert told(line, retried=True) == [("connection.unreachable", "It broke.", False)]
+    assert told(line, retried=False) == [], "it is not solved"
+    line.meta.failures.clear("plan", "")
+    assert told(line, retried=False) == [("connection.unreachable", "It broke.", True)]
+
+
+def test_another_problem_in_the_place_of_one_is_told_beside_the_solved_one(line: Line) -> None:
+    fail(line, Refused)
+    told(line)
+    fail(line, RetryLater, "It is away.")
+    assert told(line) == [("connection.unreachable", "It is away.", False), ("connection.denied", "It broke.", True)]
+
+
+@pytest.mark.parametrize("solved", [False, True])
+def test_what_could_not_be_told_is_told_by_the_next_call(line: Line, solved: bool) -> None:
+    fail(line, Refused)
+    if solved:
+        told(line)
+        line.meta.failures.clear("plan", "")
+
+    def unreachable(event: ProblemEvent) -> None:
+        raise OSError("no network")
+
+    with pytest.raises(OSError, match="no network"):
+        tell_problems(line.pipeline, line.meta, unreachable, retried=True)
+    assert told(line) == [("connection.denied", "It broke.", solved)]
+    assert told(line) == []
+
+
+def test_what_is_late_is_told_unless_a_failure_explains_it(tmp_path: Path) -> None:
+    line = Line.open(tmp_path)
+    line.stage(manifest(0, tables={"shop.orders": 1}))
+    fail(line, Refused)
+    assert told(line) == [("connection.denied", "It broke.", False)]
+    line.meta.failures.clear("plan", "")
+    assert [solved for _, _, solved in told(line)] == [False, False, True], "the source and the target are late"
+
+
+def test_of_several_processes_at_once_one_tells(line: Line) -> None:
+    fail(line, Refused)
+    for solved in (False, True):
+        with ThreadPoolExecutor(8) as pool:
+            found = [one for each in pool.map(lambda _: told(line), range(8)) for one in each]
+        assert found == [("connection.denied", "It broke.", solved)]
+        line.meta.failures.clear("plan", "")
+
+
+def test_an_event_says_what_where_and_what_to_do(line: Line) -> None:
+    fail(line, Refused)
+    events: list[ProblemEvent] = []
+    tell_problems(line.pipeline, line.meta, events.append, retried=True)
+    assert str(events[0]) == "line: plan: It broke. At somewhere. To do: mend it."
+    assert events[0].since.endswith("Z")
