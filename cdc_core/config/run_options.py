@@ -76,7 +76,7 @@ class Quality(Model):
 
 
 class Notified(Model):
-    """Who is told of a problem when it is new and when it is solved."""
+    """A receiver of problems: of each once when it is new, and once when it is solved."""
 
     use: str = Field(
         pattern=r"^[\w.]+:\w+$",
@@ -97,4 +97,4 @@ class Airflow(Model):
     retries: int = Field(5, ge=0, description="retries of a task that was killed or met a temporary error")
     retry_delay_s: float = Field(10.0, gt=0, description="delay before the first retry; doubles up to ten minutes")
     pool: str | None = Field(None, description="Airflow pool for all tasks")
-    notify: tuple[Notified, ...] = Field((), description="who is told of problems, once each")
+    notify: tuple[Notified, ...] = Field((), description="receivers of problems")

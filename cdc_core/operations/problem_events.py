@@ -18,7 +18,7 @@ from cdc_core.operations.status_report import status_of
 @dataclass(frozen=True, slots=True)
 class ProblemEvent:
     """What `lockstep status` says of a problem. level: failed or late. subject: the task, and its source, target or
-    run. since: ISO 8601; "" if unknown."""
+    run. since: ISO 8601; "" where it is not known."""
 
     pipeline: str
     level: str

@@ -1,4 +1,4 @@
-"""Who is told of a pipeline's problems: `airflow.notify` names Airflow's notifiers, and functions.
+"""The receivers of a pipeline's problems: `airflow.notify` names notifiers of Airflow, and functions.
 
 A task that has ended tells what is new and what is solved, whether it was its own problem or not. What a retry may cure
 is told once Airflow tries no more.
@@ -72,7 +72,7 @@ def _tell(pipeline: Pipeline, context: Context, event: ProblemEvent) -> None:
             else:
                 named(event, **one.options)
         except Exception as error:
-            log.exception("%s could not be told of: %s", one.use, event)
+            log.exception("%s did not take: %s", one.use, event)
             failed = failed or error
     if failed is not None:
         raise failed

@@ -1,4 +1,4 @@
-"""Who is told of problems, in Airflow itself."""
+"""The receivers of problems, in Airflow itself."""
 
 from __future__ import annotations
 
