@@ -1,9 +1,10 @@
-"""Lockstep's public Python API: reading the staged files. docs/analysts.md shows it; `cdc_core.stage.public` has it.
+"""Lockstep's public Python API: reading the staged files, and runs. docs/analysts.md and docs/operations.md show it.
 
     import lockstep
 
     stage = lockstep.open("shop.yaml")
     stage["shop.orders"].now().to_pandas()
+    lockstep.run("shop.yaml")
 
 What is named here is stable; the modules of `cdc_core` are not.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.stage.public import Rows, Stage, StagedFile, Table, open
+from lockstep.runs import extract, run
 
 __all__ = [
     "DataAtRisk",
@@ -23,5 +25,7 @@ __all__ = [
     "StagedFile",
     "Table",
     "UsageError",
+    "extract",
     "open",
+    "run",
 ]

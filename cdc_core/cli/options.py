@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,16 +106,3 @@ def time_us(text: str, option: str, instead: str = "") -> int:
             code="usage.argument",
             remedy=f"write {instead}a time with a zone, for example 2026-11-21T04:00:00Z",
         ) from None
-
-
-def choose(names: list[str], wanted: Sequence[str] | None, what: str) -> list[str]:
-    """The wanted names, or all. Raises UsageError (usage.argument) for one that does not exist."""
-    for name in wanted or ():
-        if name not in names:
-            raise UsageError(
-                f"The pipeline has no {what} {name!r}.",
-                where=f"--{what}",
-                code="usage.argument",
-                remedy=f"give one of: {', '.join(names) or '(it has none)'}",
-            )
-    return list(dict.fromkeys(wanted)) if wanted else names

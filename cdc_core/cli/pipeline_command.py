@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import RenderableType
 
-from cdc_core.cli.options import JsonOption, choose, load_pipeline
+from cdc_core.cli.options import JsonOption, load_pipeline
 from cdc_core.cli.output import CliOutput
+from cdc_core.model.choices import choose
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
@@ -64,15 +65,15 @@ class PipelineCall:
 
     def sources(self, wanted: Sequence[str] | None) -> list[str]:
         """The names of the wanted sources, or of all. Raises UsageError (usage.argument)."""
-        return choose([one.name for one in self.pipeline.sources], wanted, "source")
+        return choose([one.name for one in self.pipeline.sources], wanted, "source", "--source")
 
     def targets(self, wanted: Sequence[str] | None) -> list[str]:
         """The names of the wanted targets, or of all. Raises UsageError (usage.argument)."""
-        return choose([one.name for one in self.pipeline.targets], wanted, "target")
+        return choose([one.name for one in self.pipeline.targets], wanted, "target", "--target")
 
     def databases(self, wanted: Sequence[str] | None) -> list[str]:
         """The same, of those that are servers of MySQL or MariaDB."""
-        return choose([one.name for one in self.pipeline.databases], wanted, "target")
+        return choose([one.name for one in self.pipeline.databases], wanted, "target", "--target")
 
     def meta(self) -> Meta:
         from cdc_core.meta import Meta

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc_core.cli.extract import extracted_document
-from cdc_core.cli.options import TargetsOption, UntilOption, age_us, choose, moment_us, time_us
+from cdc_core.cli.options import TargetsOption, UntilOption, age_us, moment_us, time_us
 from cdc_core.cli.output import CliOutput
 from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.cli.status import ledger_table
 from cdc_core.errors import LockstepError, UsageError
+from cdc_core.model.choices import choose
 from cdc_core.model.readable import counted
 from cdc_core.model.windows import MICROSECONDS
 from cdc_core.process.extras import require
@@ -90,7 +91,7 @@ def run(
     require("spark", "quality", by="lockstep run")
     again = replay or requeue is not None
     taking = parsed.targets if again else parsed.scheduled_targets
-    targets = choose([one.name for one in taking], target, "target")
+    targets = choose([one.name for one in taking], target, "target", "--target")
     until_us = moment_us(until)
     selection = _selection(parsed, targets, begin, end, table_names, replay=replay)
     if every is not None and (until != "now" or again or staged):

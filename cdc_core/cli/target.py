@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import TablesOption, TargetsOption, choose
+from cdc_core.cli.options import TablesOption, TargetsOption
 from cdc_core.cli.output import listing
 from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.errors import LockstepError, Refused, UsageError, combined, to_document
+from cdc_core.model.choices import choose
 from cdc_core.model.readable import counted
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def layout(
         rules = call.pipeline.database(name)
         written = _written(call, rules)
         if accept:
-            accepted = choose(written, accept, "table")
+            accepted = choose(written, accept, "table", "--accept")
             accept_placements(rules, accepted, lambda one: call.output.note(f"accepted {one}"))
             with call.meta() as meta:
                 accept_moved(meta, rules, accepted)
@@ -156,7 +157,7 @@ def fence(
     found: list[dict[str, Any]] = []
     for name in call.databases(target):
         chosen = call.pipeline.database(name)
-        tables = choose(_written(call, chosen), table_names, "table")
+        tables = choose(_written(call, chosen), table_names, "table", "--table")
         if not tables and (lower or note is not None):
             raise UsageError(
                 f"No run of this pipeline has written to a table of the target {name!r}: there is nothing to fence.",

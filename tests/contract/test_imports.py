@@ -91,7 +91,7 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
 
 
 DRIVER = "spark_jobs.driver.Driver"
-FACES = ("cdc_core/cli", "plugins")
+FACES = ("cdc_core/cli", "plugins", "lockstep")
 """Where the driver of jobs is made."""
 FOR_DAGS = "lockstep/airflow.py"
 """The public names of the plugin."""
