@@ -26,7 +26,8 @@ def extract(
 ) -> Mapping[str, DrainResult]:
     """Reads the logs of sources, all by default, and stages the changes: by source, how far it is.
 
-    pipeline: its file. until: the moment up to which to read at least, with a time zone; None: everything that is committed now.
+    pipeline: its file. until: the moment up to which to read at least, with a time zone; None: everything that is
+    committed now.
     """
     from cdc_core.operations.extract.side_by_side import extract_sources
     from cdc_core.operations.open_pipeline import open_pipeline
