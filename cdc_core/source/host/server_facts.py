@@ -62,6 +62,7 @@ class ServerFacts:
     """flavor: 'mysql' or 'mariadb'. identity: see Checkpoint.server. retention_s: 0 means for ever. retained_by: what
     sets it.
 
+    log_engine: the storage engine that has the log, instead of files (MariaDB 12.3); else "".
     lower_case: it compares names of tables and databases in lower case.
     clock_us: the server's clock when asked. is_replica: None where the account may not know.
     filters: databases of binlog-do-db and binlog-ignore-db. Names of variables' values are upper-case.
@@ -72,6 +73,7 @@ class ServerFacts:
     identity: str
     server_id: int
     log_bin: bool
+    log_engine: str
     binlog_format: str
     row_image: str
     row_metadata: str
@@ -170,7 +172,7 @@ def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer
 _VARIABLES = (
     "version", "server_id", "server_uuid", "log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata",
     "binlog_checksum", "binlog_expire_logs_seconds", "expire_logs_days", "gtid_mode", "log_replica_updates",
-    "log_slave_updates", "lower_case_table_names", "gtid_strict_mode",
+    "log_slave_updates", "lower_case_table_names", "gtid_strict_mode", "binlog_storage_engine",
 )  # fmt: skip
 
 
@@ -202,6 +204,7 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
         identity=identity_in(value),
         server_id=int(value["server_id"]),
         log_bin=value.get("log_bin", "").upper() in ("ON", "1"),
+        log_engine=value.get("binlog_storage_engine", ""),
         binlog_format=value.get("binlog_format", "ROW").upper(),
         row_image=value.get("binlog_row_image", "FULL").upper(),
         row_metadata=value.get("binlog_row_metadata", "").upper(),

@@ -45,6 +45,14 @@ def require_log(server: ServerFacts, source: Source) -> None:
     """Refused connection.setting."""
     if not server.log_bin:
         raise log_off()
+    if server.log_engine:
+        raise Refused(
+            f"The server writes its binary log into {server.log_engine}: such a log has no files and offsets, by which "
+            "Lockstep knows every change.",
+            where="source",
+            code="connection.setting",
+            remedy="start the source without binlog_storage_engine",
+        )
 
 
 def require_grants(server: ServerFacts, source: Source) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from cdc_core.binlog.fragments import RowFragments
 from cdc_core.model.block import EntryKind
 from cdc_core.model.coverage import Happened
 from cdc_core.source.transactions.pending_changes import MappedTable
@@ -22,6 +23,7 @@ class OpenGroup:
     captured; isolated: those of isolated tables. keys: the table maps of `maps`, from the names on.
     left_out, notes: of its entry, dropped with the group.
     happened: what its statements did to captured tables, for their coverage.
+    fragments: of a row event that is not complete.
     """
 
     state: GroupState
@@ -40,6 +42,7 @@ class OpenGroup:
     left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     happened: list[tuple[str, Happened]] = field(default_factory=list)
+    fragments: RowFragments | None = None
     _savepoints: dict[str, int] = field(default_factory=dict)
     """How many changes the group had at each savepoint, in the order of setting."""
 

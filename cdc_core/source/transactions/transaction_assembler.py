@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events
 from cdc_core.binlog.event_headers import Event, EventType, parse_rotate, parse_xa_prepare, type_name
+from cdc_core.binlog.fragments import RowFragments
 from cdc_core.binlog.gtid import parse_gtid_head, parse_mariadb_gtid
 from cdc_core.binlog.rows_event import ROW_EVENTS
 from cdc_core.errors import LockstepError
@@ -60,6 +61,7 @@ _ASIDE = frozenset({
 })  # fmt: skip
 """They accompany a statement or its rows, and are judged by that statement or row event."""
 _MYSQL_GTIDS = BEGINS - {EventType.MARIADB_GTID}
+_FRAGMENT = EventType.MARIADB_PARTIAL_ROW_DATA
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
 _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 
@@ -125,7 +127,7 @@ class TransactionAssembler:
         """For an open group of several statements: its next row event's ordinal, and how much it may still hold before
         a piece of it leaves or is spilled. None where no such group is open."""
         group = self._group
-        if group is None or not group.state.goes_on:
+        if group is None or not group.state.goes_on or group.fragments is not None:
             return None
         return group.ordinal, self.block.limit_bytes - group.rows.memory_bytes
 
@@ -170,6 +172,10 @@ class TransactionAssembler:
             self.block.builder.restart(self.place.after)
 
     def _dispatch(self, event: Event) -> Iterable[Block]:
+        if self._group is not None and self._group.fragments is not None and event.header.type != _FRAGMENT:
+            raise source_faults.grammar(
+                f"{type_name(event.header.type)} comes between fragments of a row event", self.place.where(event)
+            )
         handler = self._handlers.get(event.header.type)
         if handler is None:
             return self._stop(event, source_faults.unknown_event(event, self.place.where(event)))
@@ -181,6 +187,7 @@ class TransactionAssembler:
             EventType.TABLE_MAP: self._table_map,
             EventType.XID: lambda event: self._advance(event, Action.COMMIT),
             EventType.MARIADB_GTID: self._begin_mariadb,
+            _FRAGMENT: self._fragment,
             EventType.TRANSACTION_PAYLOAD: self._payload,
             EventType.XA_PREPARE: self._prepare,
             EventType.ROTATE: self._rotate,
@@ -381,6 +388,17 @@ class TransactionAssembler:
         group = self._open(event)
         pending = self.intake.take(group, event)
         return () if pending is None else self._hold(group, pending)
+
+    def _fragment(self, event: Event) -> Iterable[Block]:
+        group = self._open(event)
+        group.fragments = group.fragments or RowFragments()
+        rows = group.fragments.add(event)
+        if rows is None:
+            return ()
+        group.fragments = None
+        if rows.header.type not in ROW_EVENTS | _COMPRESSED_ROWS:
+            return self._stop(event, source_faults.unknown_event(rows, self.place.where(event)))
+        return self._rows(rows)
 
     def _hold(self, group: OpenGroup, pending: PendingChange) -> Iterable[Block]:
         if group.state is GroupState.UNDONE or (self._past and group.state is not GroupState.XA):

@@ -16,9 +16,9 @@ from cdc_core.source.wire.replica_identity import replica_host
 
 SOURCE = Source(name="shop", connection="env:X", server_id=77)
 GOOD = ServerFacts(
-    version="9.7.4", flavor="mysql", identity="uuid", server_id=1, log_bin=True, binlog_format="ROW", row_image="FULL",
-    row_metadata="FULL", checksum="CRC32", retention_s=0, gtid_mode="ON", logs_replicated=True, is_replica=False,
-    filters=(), clock_us=1, grants=Grants(frozenset({"ALL PRIVILEGES"}), ("*.*",)), replicas=(),
+    version="9.7.4", flavor="mysql", identity="uuid", server_id=1, log_bin=True, log_engine="", binlog_format="ROW",
+    row_image="FULL", row_metadata="FULL", checksum="CRC32", retention_s=0, gtid_mode="ON", logs_replicated=True,
+    is_replica=False, filters=(), clock_us=1, grants=Grants(frozenset({"ALL PRIVILEGES"}), ("*.*",)), replicas=(),
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def test_a_good_server_breaks_nothing_and_gets_no_advice() -> None:
     ("change", "code"),
     [
         ({"log_bin": False}, "connection.setting"),
+        ({"log_engine": "innodb"}, "connection.setting"),
         ({"binlog_format": "MIXED"}, "connection.setting"),
         ({"filters": ("binlog-ignore-db=shop",)}, "connection.setting"),
         ({"is_replica": True, "logs_replicated": False}, "connection.setting"),

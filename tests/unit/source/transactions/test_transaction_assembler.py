@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cdc_core.binlog.event_headers import Event, EventType, Header
+from cdc_core.binlog.event_headers import HEADER_SIZE, Event, EventType, Header
 from cdc_core.binlog.gtid import parse_gtid
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UndoneAfterParts
 from cdc_core.model.block import Block, EntryKind
@@ -474,7 +474,7 @@ def test_a_rotation_ends_a_block_in_the_next_file() -> None:
     assert block.entries.end[-1] == log.offset
 
 
-@pytest.mark.parametrize("code", [0, 1, 20, 28, 99, 172, 255])
+@pytest.mark.parametrize("code", [0, 1, 20, 28, 99, 173, 255])
 def test_an_unknown_event_stops_wherever_it_stands(code: int) -> None:
     log = Log()
     log.transaction(1)
@@ -483,6 +483,73 @@ def test_an_unknown_event_stops_wherever_it_stands(code: int) -> None:
     log = Log()
     log.gtid()
     refused("source.unknown_event", log, lambda: log.event(code, b"??"))
+
+
+def fragments(body: bytes, sizes: Sequence[int], *, code: int = EventType.WRITE_ROWS_V1, said: int = 0) -> list[bytes]:
+    """The bodies of PARTIAL_ROW_DATA events of a row event, by the published layout. said: the size, if it is wrong."""
+    length = HEADER_SIZE + len(body)
+    event = struct.pack("<IBIIIH", SECOND, code, 1, length, 0, 0) + body
+    cuts = [sum(sizes[:number]) for number in range(len(sizes) + 1)] + [length]
+    chunks = [event[begin:end] for begin, end in pairwise(cuts)]
+    return [
+        struct.pack("<IIB", len(chunks), number, number == 1)
+        + (struct.pack("<Q", said or length) if number == 1 else b"")
+        + chunk
+        for number, chunk in enumerate(chunks, 1)
+    ]
+
+
+INSERT = b"\x07\0\0\0\0\0\x01\0\x01\xff" + b"".join(b"\xfe" + struct.pack("<i", value) for value in (2, 3))
+
+
+@pytest.mark.parametrize("sizes", [(), (19,), (1, 18, 3), (30,)])
+def test_a_row_event_in_fragments_is_that_row_event(sizes: tuple[int, ...]) -> None:
+    log = Log()
+    log.gtid()
+    log.rows(1)
+    for body in fragments(INSERT, sizes):
+        log.event(EventType.MARIADB_PARTIAL_ROW_DATA, body)
+    log.rows(4, mapped=False)
+    log.commit()
+    assert log.ids() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        lambda parts: parts[1:],
+        lambda parts: [parts[0], parts[2]],
+        lambda parts: [parts[0], parts[0]],
+        lambda parts: [*parts[:2], parts[2][:-1]],
+        lambda parts: fragments(INSERT, (19, 3), said=99),
+        lambda parts: [parts[0], struct.pack("<IIB", 4, 2, 0) + parts[1][9:]],
+        lambda parts: [parts[0], struct.pack("<IIBQ", 3, 2, 1, 9) + parts[1][9:]],
+    ],
+)
+def test_fragments_that_do_not_make_the_row_event_stop(feed: Callable[[list[bytes]], list[bytes]]) -> None:
+    log = Log()
+    log.gtid()
+    log.rows(1)
+
+    def fed() -> None:
+        for body in feed(fragments(INSERT, (19, 3))):
+            log.event(EventType.MARIADB_PARTIAL_ROW_DATA, body)
+
+    refused("source.log_damaged", log, fed)
+
+
+def test_nothing_comes_between_fragments_and_a_group_does_not_end_in_them() -> None:
+    for other in (lambda log: log.rows(5, mapped=False), lambda log: log.commit()):
+        log = Log()
+        log.gtid()
+        log.rows(1)
+        log.event(EventType.MARIADB_PARTIAL_ROW_DATA, fragments(INSERT, (19, 3))[0])
+        refused("source.log_damaged", log, lambda log=log, other=other: other(log))
+    log = Log()
+    log.gtid()
+    log.rows(1)
+    (body,) = fragments(INSERT, (), code=EventType.XID)
+    refused("source.unknown_event", log, lambda: log.event(EventType.MARIADB_PARTIAL_ROW_DATA, body))
 
 
 def test_an_incident_stops_with_the_servers_words() -> None:
