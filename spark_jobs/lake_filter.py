@@ -56,9 +56,9 @@ def apply_filter(job: Job) -> None:
     plan, name = job.plan, job.target.name
     clear_tables(job.store, plan.filtered_folder(name), tables)
     clear_tables(job.store, plan.rejected_folder(name), tables)
-    mirrors = open_mirrors(job, tables)
-    keep_bases(job, mirrors)
-    places = {name: one.mirror for name, one in mirrors.items()}
+    with open_mirrors(job, tables) as mirrors:
+        keep_bases(job, mirrors)
+        places = {name: one.mirror for name, one in mirrors.items()}
 
     def work(piece: _MergedRows, place: Place) -> Iterator[_Judged]:
         yield _judged(places[piece.table], piece, place)

@@ -3,7 +3,8 @@ are given files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdc_core.config import IcebergTarget
@@ -46,25 +47,27 @@ def lake(job: Job) -> IcebergTarget:
     return target
 
 
-def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> dict[str, OpenMirror]:
+@contextmanager
+def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, OpenMirror]]:
     """The mirrors as readers see them now, by logical table. Raises what opening them raises; Refused (run.clear_task)
     for one that has not the columns of the run's rows."""
     target, found = lake(job), dict[str, OpenMirror]()
-    catalog, owner = open_catalog(target), owner_of(job.pipeline.pipeline, target.name)
-    with catalog_answers(target):
-        for table in tables:
-            name = identifier(target, table.table)
-            there = opened(catalog, name, logical=table.table, owner=owner, key=table.key)
-            if required_schemas(there, list(row_columns(job, table))):
-                raise Refused(
-                    f"The table {name_of(name)} does not have the columns of the run's rows.",
-                    where=name_of(name),
-                    code="run.clear_task",
-                    remedy=repeat_from("plan"),
-                )
-            rows, tombstones = there.live()
-            found[table.table] = OpenMirror(there, rows, tombstones, there.mirror(rows, tombstones))
-    return found
+    owner = owner_of(job.pipeline.pipeline, target.name)
+    with open_catalog(target) as catalog:
+        with catalog_answers(target):
+            for table in tables:
+                name = identifier(target, table.table)
+                there = opened(catalog, name, logical=table.table, owner=owner, key=table.key)
+                if required_schemas(there, list(row_columns(job, table))):
+                    raise Refused(
+                        f"The table {name_of(name)} does not have the columns of the run's rows.",
+                        where=name_of(name),
+                        code="run.clear_task",
+                        remedy=repeat_from("plan"),
+                    )
+                rows, tombstones = there.live()
+                found[table.table] = OpenMirror(there, rows, tombstones, there.mirror(rows, tombstones))
+        yield found
 
 
 def keep_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:

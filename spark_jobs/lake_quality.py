@@ -53,7 +53,8 @@ class _Sampled:
 def mirror_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> JudgedRows:
     written = parsed(list[LakeSnapshot], job.store.get(lake_path(job.plan.written_folder(job.target.name))))
     made = {one.identifier: one.snapshot for one in written}
-    mirrors = {name: _as_written(one, made) for name, one in open_mirrors(job, tables).items()}
+    with open_mirrors(job, tables) as opened:
+        mirrors = {name: _as_written(one, made) for name, one in opened.items()}
 
     def work(file: _Sampled, place: Place) -> Iterator[pa.Table]:
         mirror = mirrors[file.table]

@@ -104,8 +104,13 @@ def write(job: Job) -> None:
         quality_report(job.plan.quality_folder(job.target.name))
     )  # it judged an earlier attempt's snapshots
     tables = [table for table in job.tables() if table.files]
-    mirrors = open_mirrors(job, tables)
-    require_bases(job, mirrors)
+    with open_mirrors(job, tables) as mirrors:
+        require_bases(job, mirrors)
+        _write_to(job, tables, mirrors)
+
+
+def _write_to(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenMirror]) -> None:
+    folder = job.plan.written_folder(job.target.name)
     written = _written(job, tables, mirrors)
     changes = _changes(job, written, mirrors)
     snapshots: list[LakeSnapshot] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import time_us
+from cdc_core.cli.options import PartialOption, time_us
 from cdc_core.cli.output import listing
 from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.errors import UsageError
@@ -43,6 +43,7 @@ def at(
         str | None,
         typer.Option("--views", metavar="SCHEMA", help="Print CREATE VIEW statements in this schema instead."),
     ] = None,
+    partial: PartialOption = False,
 ) -> None:
     """Show the database as of a moment: the snapshot of each table, and the SQL that reads them all.
 
@@ -52,7 +53,8 @@ def at(
       lockstep lake at shop --time 2026-11-21T04:00:00Z --views shop_at_4 | spark-sql
 
     The tables together are the database at one position of the log: the last one that a run has published, at or
-    before the moment. Without a moment, that is the newest one. Exit code 3: there is none.
+    before the moment. Without a moment, that is the newest one. Exit code 3: there is none. A table that had not all
+    of its rows is named with what it lacks, and gets no SQL unless you pass --partial.
     """
     from cdc_core.operations.lake.cuts_at import cut_at, one_lake, shown
     from cdc_core.operations.lake.cuts_at import views as views_of
@@ -64,15 +66,23 @@ def at(
     cut = cut_at(call.store(), chosen, moment)
     found, name = views_of(chosen, cut), catalog or chosen.name
     tables: list[dict[str, Any]] = [
-        {"table": one.logical, "mirror": one.name, "snapshot": one.snapshot, "sql": one.sql(engine, name)}
+        {
+            "table": one.logical,
+            "mirror": one.name,
+            "snapshot": one.snapshot,
+            "lacks": list(one.lacks),
+            "sql": one.sql(engine, name) if partial or not one.lacks else None,
+        }
         for one in found
     ]
     document = {"target": chosen.name, "run": cut.run_id, "sources": dict(shown(cut)), "tables": tables}
+    lacking = [f"{one.name} is partial: {'; '.join(one.lacks)}" for one in found if one.lacks]
+    read = [one for one in tables if one["sql"] is not None]
     if views is not None:
-        script = [f"CREATE SCHEMA IF NOT EXISTS {views};"]
-        script += [
-            f"CREATE OR REPLACE VIEW {views}.{one['mirror'].rpartition('.')[2]} AS {one['sql']};" for one in tables
-        ]
+        script = [f"-- {' '.join(line.split())}" for line in lacking] + [f"CREATE SCHEMA IF NOT EXISTS {views};"]
+        for one in read:
+            view = f"{views}.{one['mirror'].rpartition('.')[2]}"
+            script.append(f"CREATE OR REPLACE VIEW {view} AS {one['sql']};")
         call.answer({**document, "script": script}, *(Text(line, no_wrap=True, overflow="ignore") for line in script))
         return
     lines = [f"{source}: {where}" for source, where in shown(cut).items()]
@@ -80,7 +90,8 @@ def at(
         document,
         *map(Text, lines),
         listing(f"cut of {cut.run_id}", tables, "mirror snapshot"),
-        *(Text(f"{one['sql']};", no_wrap=True, overflow="ignore") for one in tables),
+        *map(Text, lacking),
+        *(Text(f"{one['sql']};", no_wrap=True, overflow="ignore") for one in read),
     )
 
 

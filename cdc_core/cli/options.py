@@ -30,6 +30,7 @@ TablesOption = Annotated[
 UntilOption = Annotated[
     str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
 ]
+PartialOption = Annotated[bool, typer.Option("--partial", help="Accept a state with missing rows.")]
 JsonOption = Annotated[bool, typer.Option("--json", envvar="LOCKSTEP_JSON", help="Print one JSON document on stdout.")]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import SourcesOption, age_us, require_free, time_us
+from cdc_core.cli.options import PartialOption, SourcesOption, age_us, require_free, time_us
 from cdc_core.cli.output import listing, table
 from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, combined
@@ -366,7 +366,6 @@ def sweep(
     )
 
 
-PartialOption = Annotated[bool, typer.Option("--partial", help="Accept a state with missing rows.")]
 AsOfOption = Annotated[
     str,
     typer.Option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from urllib.parse import unquote
 
 from pyiceberg.catalog import Catalog, load_catalog
@@ -28,12 +28,13 @@ _PASSWORD = re.compile(r"//[^/@:]*:([^/@]+)@")
 """Of a URL."""
 
 
-def open_catalog(target: IcebergTarget) -> Catalog:
-    """Raises UsageError (config.unset, config.invalid), and what `catalog_answers` raises."""
+@contextmanager
+def open_catalog(target: IcebergTarget) -> Iterator[Catalog]:
+    """Raises UsageError (config.unset, config.invalid), and what `catalog_answers` raises of its opening."""
     properties = resolved(target)
     with catalog_answers(target):
         try:
-            return load_catalog(target.name, **properties)
+            catalog = load_catalog(target.name, **properties)
         except (ValueError, ImportError) as error:
             raise UsageError(
                 f"The properties of the catalog are not PyIceberg's: {error}.",
@@ -41,6 +42,8 @@ def open_catalog(target: IcebergTarget) -> Catalog:
                 code="config.invalid",
                 remedy="see docs/targets.md, and PyIceberg's documentation of this type of catalog",
             ) from None
+    with closing(catalog):
+        yield catalog
 
 
 def resolved(target: IcebergTarget) -> dict[str, str]:

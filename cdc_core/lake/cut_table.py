@@ -4,26 +4,36 @@ so that a reader who finds a cut there finds its snapshots."""
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from cdc_core.config import IcebergTarget
+from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.compaction import rewrites, rewritten
-from cdc_core.lake.data_files import write_rows
+from cdc_core.lake.data_files import deleted_rows, in_order, live_rows, write_rows
 from cdc_core.lake.lake_tables import LOGICAL, OWNER, PROPERTIES, make_namespace, place_of, require_ours
 from cdc_core.lake.publication import LakeSnapshot
 from cdc_core.lake.snapshots import (
+    MAIN,
+    PLAN,
     RUN,
     SCHEMAS,
     FileChange,
     LiveFiles,
     ancestry,
+    at_main,
     head,
     on_branch,
+    pointing,
     said,
     snapshot_of,
     table_files,
@@ -38,6 +48,7 @@ _SCHEMA = Schema(
     NestedField(3, "positions", StringType(), required=True, doc="by source: file, offset, GTID set, commit time"),
     NestedField(4, "mirror", StringType(), required=True, doc="the table, with its namespace"),
     NestedField(5, "snapshot_id", LongType(), required=False, doc="of the mirror; null: it was empty"),
+    NestedField(6, "lacks", StringType(), required=False, doc="which rows the mirror does not have; null: none"),
 )
 
 
@@ -68,21 +79,48 @@ def require_free(catalog: Catalog, target: IcebergTarget, owner: str) -> None:
         return
 
 
-def with_cut(catalog: Catalog, target: IcebergTarget, cut: Cut, branch: str) -> LakeSnapshot | None:
-    """A snapshot of the table, on a branch, with the rows of a cut; None if the table has them. Raises what the catalog
-    raises."""
-    table = catalog.load_table(identifier_of(target))
-    now = head(table)
-    if any(said(one, RUN) == cut.run_id for one in ancestry(table, now)):
-        return None
-    live = LiveFiles(table, now, _KEY)
+def opened(catalog: Catalog, target: IcebergTarget) -> Table:
+    """Raises what the catalog raises."""
+    return catalog.load_table(identifier_of(target))
+
+
+def shown(table: Table) -> list[Snapshot]:
+    """The snapshots of the table that come from cuts, and that readers see, newest first."""
+    return [one for one in ancestry(table, head(table)) if said(one, RUN)]
+
+
+def with_cut(table: Table, cut: Cut, said_of_run: Mapping[str, str], branch: str) -> LakeSnapshot:
+    """A snapshot of the table, on a branch, with the rows of a cut. said_of_run: the properties RUN and PLAN. Nobody
+    publishes another cut between the table that is given and this snapshot. Raises what the catalog raises."""
+    live = LiveFiles(table, head(table), _KEY)
     files = table_files(table, table.schema(), _KEY)
     due, _ = rewrites(live.files, {})
     merged = frozenset(one.path for rewrite in due for one in rewrite.files)
     added = [*write_rows(files, _rows(cut, files.columns)), *(new for one in due for new in rewritten(files, one))]
-    made = snapshot_of(live, FileChange(tuple(added), merged), table.schema(), {RUN: cut.run_id})
+    made = snapshot_of(live, FileChange(tuple(added), merged), table.schema(), said_of_run)
     on_branch(made, branch)
-    return LakeSnapshot(identifier_of(target), made.base, made.number, branch)
+    return LakeSnapshot(table.name(), made.base, made.number, branch)
+
+
+def prune(table: Table, runs: Collection[str], before_us: int) -> int:
+    """Removes the rows of cuts that were published before a time, but for those of these runs; how many rows. Raises
+    what the catalog raises."""
+    last = next(iter(shown(table)), None)
+    live, files = LiveFiles(table, head(table), _KEY), table_files(table, table.schema(), _KEY)
+    parts = [part for one in live.files for part in live_rows(files, one, deleted_rows(files, one))]
+    if last is None or not parts:
+        return 0
+    rows = pa.concat_tables(parts)
+    before = pa.scalar(before_us, pa.int64()).cast(rows.schema.field("published_at").type)
+    recent = pc.greater_equal(rows.column("published_at"), before)
+    stays = pc.or_(pc.is_in(rows.column("run"), pa.array(runs, pa.string())), recent)
+    kept = in_order(rows.filter(stays), _KEY)
+    if kept.num_rows < rows.num_rows:
+        change = FileChange(tuple(write_rows(files, kept)), frozenset(live.data))
+        made = snapshot_of(live, change, table.schema(), {name: said(last, name) for name in (RUN, PLAN)})
+        updates = AddSnapshotUpdate(snapshot=made.listed(table)), pointing(MAIN, made.number)
+        commit(table.catalog, [TableCommit(table, (at_main(head(table)),), updates)])
+    return int(rows.num_rows - kept.num_rows)
 
 
 def _rows(cut: Cut, schema: pa.Schema) -> pa.Table:
@@ -98,5 +136,6 @@ def _rows(cut: Cut, schema: pa.Schema) -> pa.Table:
         pa.repeat(json.dumps(positions), count),
         pa.array([one.name for one in tables], pa.string()),
         pa.array([one.snapshot for one in tables], pa.int64()),
+        pa.array(["; ".join(one.lacks) or None for one in tables], pa.string()),
     ]
     return pa.table(columns, schema=schema)

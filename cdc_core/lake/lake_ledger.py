@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from cdc_core.config import IcebergTarget
-from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
+from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
 from cdc_core.lake.snapshots import NUMBER, RUN, ancestry, head, number_below, said
 
 Shard = tuple[str, str]
 
 
 def published_runs(
-    target: IcebergTarget, wanted: Mapping[Shard, Collection[str] | None]
+    catalog: Catalog, target: IcebergTarget, wanted: Mapping[Shard, Collection[str] | None]
 ) -> dict[Shard, dict[str, int]]:
     """The numbers of the snapshots that readers' tables come from, by run. wanted: by logical table and mirror, the
     runs to look for; None: all. Mirrors that the rules do not name any more are left out. Raises as `catalog_answers`.
@@ -27,7 +28,6 @@ def published_runs(
     asked = [one for one in asked if name_of(identifier(target, one[0])) == one[1]]
     if not asked:
         return found
-    catalog = open_catalog(target)
     with catalog_answers(target):
         for shard in asked:
             found[shard] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.json_codec import Natural, TimeUs, dumped, parsed
 from cdc_core.model.position import Position
 
@@ -14,20 +15,23 @@ _VERSION = 1
 @dataclass(frozen=True, slots=True)
 class CutSource:
     """How far a source's log is in the tables. committed_us: all transactions up to there belong to windows before or
-    at this time."""
+    at this time. coverage: of the source's tables, as the batches say it that the target has."""
 
     position: Position
     gtid_set: str
     committed_us: TimeUs
+    coverage: Mapping[str, TableCoverage]
 
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """name: of the mirror, with its namespace. snapshot: None: it is empty."""
+    """name: of the mirror, with its namespace. snapshot: None: it is empty. lacks: which rows it does not have that the
+    database had, in words; () for a complete table."""
 
     logical: str
     name: str
     snapshot: Natural | None
+    lacks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

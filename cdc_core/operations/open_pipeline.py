@@ -6,16 +6,19 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from cdc_core.config import Pipeline
+from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.meta import Meta
+from cdc_core.process.extras import require
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
     from cdc_core.meta import TableCopy
     from cdc_core.operations.extract.drained import DrainResult
 
@@ -56,6 +59,33 @@ def default_holder() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
+class OpenCatalogs:
+    """The catalogs of the lakes that an operation asks for, each opened once."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Catalog] = {}
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._open.clear()
+        self._closing.close()
+
+    def of(self, target: IcebergTarget) -> Catalog:
+        """Raises as open_catalog; UsageError (install.missing)."""
+        if target.name not in self._open:
+            require("lake", by=f"target {target.name}")
+            from cdc_core.lake.catalogs import open_catalog
+
+            self._open[target.name] = self._closing.enter_context(open_catalog(target))
+        return self._open[target.name]
+
+
 @dataclass(frozen=True, slots=True)
 class OpenPipeline:
     """What every operation is given. holder: of every lease that the operation takes, as others read it."""
@@ -65,6 +95,7 @@ class OpenPipeline:
     store: ObjectStore
     progress: Progress = LOG_ONLY
     holder: str = field(default_factory=default_holder)
+    catalogs: OpenCatalogs = field(default_factory=OpenCatalogs)
 
     @property
     def name(self) -> str:
@@ -81,5 +112,5 @@ def open_pipeline(
 ) -> Iterator[OpenPipeline]:
     """Opens the pipeline's meta database and its stage. upgrade: as in Meta.open. Raises what opening them raises."""
     store = open_stage(pipeline.stage)
-    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=upgrade) as meta:
-        yield OpenPipeline(pipeline, meta, store, progress, holder or default_holder())
+    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=upgrade) as meta, OpenCatalogs() as catalogs:
+        yield OpenPipeline(pipeline, meta, store, progress, holder or default_holder(), catalogs)

@@ -105,6 +105,13 @@ def read(store: ObjectStore, source: str, begin: Position) -> Manifest:
     return parse(store.get(path), path, store.uri)
 
 
+def read_several(store: ObjectStore, source: str, paths: Sequence[str]) -> list[Manifest]:
+    """The manifests of a source at these paths. Raises as `parse`; RetryLater (stage.removed)."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = zip(paths, _fetched(store, source, paths, pool), strict=True)
+        return [parse(data, path, store.uri) for path, data in found]
+
+
 def parse(data: bytes, path: str, where: str) -> Manifest:
     """A manifest from its text: every field has its type, and every part is a file that its batch may name.
 

@@ -7,7 +7,8 @@ requested moment; a table of which nothing is known is partial.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 
 from cdc_core.errors import Refused
 from cdc_core.model.batch import Manifest
@@ -20,10 +21,12 @@ from cdc_core.stage.objects import ObjectStore
 def coverage_of(store: ObjectStore, source: str, manifests: Iterable[Manifest]) -> dict[str, TableCoverage]:
     """Of each source table, as of the end of the manifests, which are those of one source in stream order."""
     horizon = read(store, source)
-    found = dict(horizon.coverage) if horizon is not None else {}
-    for manifest in manifests:
-        found = settled(found, manifest.coverage)
-    return found
+    return settled_coverage({} if horizon is None else horizon.coverage, manifests)
+
+
+def settled_coverage(known: Mapping[str, TableCoverage], manifests: Iterable[Manifest]) -> dict[str, TableCoverage]:
+    """What was known of source tables, and what manifests have said since."""
+    return reduce(lambda found, manifest: settled(found, manifest.coverage), manifests, dict(known))
 
 
 def missing_of(
@@ -37,30 +40,20 @@ def missing_of(
     every = _by_source(manifests)
     by_then = every if as_of is None else _by_source(as_of.cut(manifests))
     covered = {source: coverage_of(store, source, chain) for source, chain in by_then.items()}
-    feeding = {source: _feeding(chain, covered[source]) for source, chain in by_then.items()}
+    feeding = {source: feeding_tables(chain, covered[source]) for source, chain in by_then.items()}
     known = {table for of_source in feeding.values() for table in of_source}
     found: dict[str, list[str]] = {table: [] for table in tables}
     for source, chain in by_then.items():
         for table, feeds in feeding[source].items():
             if table in found:
-                end_seq = chain[-1].end.position.seq
-                found[table] += [
-                    lacks(one, source, covered[source].get(one))
-                    for one in sorted(feeds)
-                    if not _whole(covered[source].get(one), end_seq, as_of)
-                ]
-                found[table] += [
-                    f"{one} (source {source}) is routed elsewhere now"
-                    for one in sorted(feeds)
-                    if (known_of := covered[source].get(one)) is not None and table not in (known_of.feeds or (table,))
-                ]
+                found[table] += lacking(table, feeds, source, covered[source], chain[-1].end.position.seq, as_of)
         for table, line in _repeated(chain, covered[source]):
             if table in found and line not in found[table]:
                 found[table].append(line)
     if as_of is not None:
         for source, chain in every.items():
             later = coverage_of(store, source, chain)
-            for table, feeds in _feeding(chain, later).items():
+            for table, feeds in feeding_tables(chain, later).items():
                 if table in found and (source not in by_then or table not in known):
                     found[table] += [
                         lacks(one, source, None)
@@ -68,6 +61,28 @@ def missing_of(
                         if not _was_absent(later.get(one), by_then.get(source, []))
                     ]
     return {table: lines for table, lines in found.items() if lines}
+
+
+def lacking(
+    table: str,
+    feeds: Collection[str],
+    source: str,
+    covered: Mapping[str, TableCoverage],
+    end_seq: int,
+    as_of: AsOf | None = None,
+) -> list[str]:
+    """What the state of a logical table lacks of one source, in words.
+
+    feeds: the source tables whose rows go to it. covered: their coverage as of the order key where the reading ends.
+    """
+    found = [
+        lacks(one, source, covered.get(one)) for one in sorted(feeds) if not _whole(covered.get(one), end_seq, as_of)
+    ]
+    return found + [
+        f"{one} (source {source}) is routed elsewhere now"
+        for one in sorted(feeds)
+        if (known := covered.get(one)) is not None and table not in (known.feeds or (table,))
+    ]
 
 
 def purged_of(
@@ -85,7 +100,7 @@ def purged_of(
             continue
         chain = by_then.get(source, [])
         covered = coverage_of(store, source, chain)
-        feeding = _feeding(chain, covered)
+        feeding = feeding_tables(chain, covered)
         for table in asked:
             feeds = feeding.get(table)
             purged = horizon.tables.get(table)
@@ -129,7 +144,7 @@ def _by_source(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
     return found
 
 
-def _feeding(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -> dict[str, set[str]]:
+def feeding_tables(chain: Iterable[Manifest], covered: Mapping[str, TableCoverage]) -> dict[str, set[str]]:
     """The source tables of each logical table: those whose rows were staged for it, and those routed to it."""
     found: dict[str, set[str]] = defaultdict(set)
     for table, one in covered.items():

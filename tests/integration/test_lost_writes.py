@@ -87,11 +87,11 @@ class Written:
         return so_far
 
     def find(self) -> tuple[lost_writes.LostWrites, ...]:
-        return lost_writes.find(self.meta, self.pipeline.target("copy"))
+        return lost_writes.find(opened_line(self), self.pipeline.target("copy"))
 
     def commit(self, plan: RunPlan, written: list[WriteCounts]) -> None:
         """As apply.commit does it."""
-        lost_writes.require_own(self.pipeline, plan, "copy", written)
+        lost_writes.require_own(opened_line(self), plan, "copy", written)
         lost = self.find()
         if lost and not plan.replay:
             raise lost_writes.refusal(self.pipeline, "copy", lost)
@@ -264,7 +264,7 @@ def test_a_table_that_the_target_no_longer_takes_is_not_asked_for(line: Written)
     assert [one.table for one in line.find()] == ["b"]
     rules = {"a": line.pipeline.target("copy").tables["a"]}
     fewer = line.pipeline.target("copy").model_copy(update={"tables": rules})
-    assert lost_writes.find(line.meta, fewer) == ()
+    assert lost_writes.find(opened_line(line), fewer) == ()
 
 
 def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it_is_replayed(line: Written) -> None:

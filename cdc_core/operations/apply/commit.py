@@ -115,8 +115,8 @@ def commit(opened: OpenPipeline, plan: RunPlan, target: str) -> CommitSummary:
     if plan.merge_set(plan.target(target).merge_set).tables:
         entries, written = _account(opened.store, plan, target)
         _publish(opened, plan, target)
-        lost_writes.require_own(opened.pipeline, plan, target, written)
-        lost = lost_writes.find(opened.meta, opened.pipeline.target(target))
+        lost_writes.require_own(opened, plan, target, written)
+        lost = lost_writes.find(opened, opened.pipeline.target(target))
         if lost and not plan.replay:
             raise lost_writes.refusal(opened.pipeline, target, lost)
         still_lost = lost_writes.still_lost(lost, plan)
@@ -162,7 +162,7 @@ def require_sound(opened: OpenPipeline, target: str, *, replay: bool = False) ->
     back to; and the target has what it was given. replay: a replay may leave lost writes to others.
     Raises DataAtRisk (cutover.gates_gone, target.lost_writes), which is kept until a run finds that it has ended.
     """
-    lost = lost_writes.find(opened.meta, opened.pipeline.target(target))
+    lost = lost_writes.find(opened, opened.pipeline.target(target))
     checks = {
         GATES: _lost_gates(opened, target),
         LOST_WRITES: lost_writes.refusal(opened.pipeline, target, lost) if lost else None,

@@ -6,7 +6,7 @@ Where the table was empty since then, or was copied, none of them is needed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 
 from cdc_core.meta import Meta
@@ -16,9 +16,8 @@ from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import horizon as horizons
 
 
-def left_out(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:
-    """By table of the run, the batches whose changes of it the target needs and has left out, in stream order."""
-    tables = [one.table for one in plan.merge_set(plan.target(target).merge_set).tables]
+def left_out(meta: Meta, target: str, tables: Collection[str]) -> dict[str, list[str]]:
+    """By table, the batches whose changes of it the target needs and has left out, in stream order."""
     known = meta.records.left_out(target, tables)
     found: dict[str, list[str]] = {}
     for source in sorted({_source(batch) for batches in known.values() for batch in batches}):
@@ -35,7 +34,7 @@ def warnings(meta: Meta, plan: RunPlan, target: str) -> list[str]:
     """What is missing in the target for that reason, and what brings it."""
     keys = {one.table: one.key for one in plan.merge_set(plan.target(target).merge_set).tables}
     said = []
-    for table, batches in left_out(meta, plan, target).items():
+    for table, batches in left_out(meta, target, keys).items():
         first: dict[str, str] = {}
         for batch in batches:
             first.setdefault(_source(batch), at_place(batch))
@@ -54,7 +53,8 @@ def in_part(opened: OpenPipeline, plan: RunPlan, target: str) -> frozenset[str]:
     """Tables of which the run leaves out batches that the target needs, and that no later one brings: those that were
     left out; of a replay, all before its end."""
     if not plan.replay:
-        return frozenset(left_out(opened.meta, plan, target))
+        tables = [one.table for one in plan.merge_set(plan.target(target).merge_set).tables]
+        return frozenset(left_out(opened.meta, target, tables))
     takes, found = set(plan.target(target).batches), set[str]()
     for source in [one.name for one in opened.pipeline.sources]:
         batches, horizon = opened.meta.batches.find(source), horizons.read(opened.store, source)

@@ -60,31 +60,34 @@ class LostWrites:
         return sum(one.written.get(self.shard, 0) for one in self.writes)
 
 
-def find(meta: Meta, target: Target) -> tuple[LostWrites, ...]:
+def find(opened: OpenPipeline, target: Target) -> tuple[LostWrites, ...]:
     """What the target has lost. Raises what ledger_rows raises."""
+    meta = opened.meta
     due = {
         (table, shard): write
         for table, shards in meta.writes.last(target.name).items()
         for shard, write in shards.items()
     }
-    there = _ledger_rows(target, {shard: (write.run_id,) for shard, write in due.items()})
+    there = _ledger_rows(opened, target, {shard: (write.run_id,) for shard, write in due.items()})
     due = {at: write for at, write in due.items() if target.table(at[0]) is not None}
     lacking = {at: write for at, write in due.items() if there.get(at, {}).get(write.run_id, 0) < write.number}
     if not lacking:
         return ()
-    shown = _ledger_rows(target, dict.fromkeys(lacking))
+    shown = _ledger_rows(opened, target, dict.fromkeys(lacking))
     closed = {table: meta.writes.closed(target.name, table) for table in {table for table, _ in lacking}}
     return tuple(
         replace(_lost(*at, write, shown.get(at, {}), closed[at[0]]), named=at in there) for at, write in lacking.items()
     )
 
 
-def _ledger_rows(target: Target, wanted: Mapping[Shard, Collection[str] | None]) -> dict[Shard, dict[str, int]]:
+def _ledger_rows(
+    opened: OpenPipeline, target: Target, wanted: Mapping[Shard, Collection[str] | None]
+) -> dict[Shard, dict[str, int]]:
     if isinstance(target, MysqlTarget):
         return ledger_rows(target, wanted)
     from cdc_core.lake.lake_ledger import published_runs
 
-    return published_runs(target, wanted)
+    return published_runs(opened.catalogs.of(target), target, wanted)
 
 
 def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], closed: Iterable[ClosedWrite]) -> LostWrites:
@@ -99,7 +102,7 @@ def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], close
 
 def require_kept(opened: OpenPipeline, target: str) -> None:
     """Raises DataAtRisk (target.lost_writes), and what ledger_rows raises."""
-    lost = find(opened.meta, opened.pipeline.target(target))
+    lost = find(opened, opened.pipeline.target(target))
     if lost:
         raise refusal(opened.pipeline, target, lost)
 
@@ -171,10 +174,10 @@ def _needed(meta: Meta, store: ObjectStore, sources: Iterable[str], lost: LostWr
     return needed
 
 
-def require_own(pipeline: Pipeline, plan: RunPlan, target: str, written: Iterable[WriteCounts]) -> None:
+def require_own(opened: OpenPipeline, plan: RunPlan, target: str, written: Iterable[WriteCounts]) -> None:
     """The target has what the run itself wrote. Raises DataAtRisk (target.lost_writes)."""
     mine = {(one.table, one.shard): one.number for one in written if one.number}
-    there = _ledger_rows(pipeline.target(target), dict.fromkeys(mine, (plan.run_id,)))
+    there = _ledger_rows(opened, opened.pipeline.target(target), dict.fromkeys(mine, (plan.run_id,)))
     gone = [shard for shard, number in mine.items() if shard in there and there[shard].get(plan.run_id, 0) < number]
     if gone:
         raise DataAtRisk(
@@ -204,7 +207,7 @@ def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> StillLost:
 
 def accept(opened: OpenPipeline, target: str) -> tuple[LostWrites, ...]:
     """Ask no more for what the target has lost; what that was."""
-    lost = find(opened.meta, opened.pipeline.target(target))
+    lost = find(opened, opened.pipeline.target(target))
     shown: dict[str, dict[str, Renewal]] = {}
     for one in lost:
         shown.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)

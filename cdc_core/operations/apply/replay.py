@@ -164,7 +164,7 @@ def plan(opened: OpenPipeline, selection: Selection, *, run_id: str, airflow_run
     schemas, ranges = schemas_of(view, opened.store), compactions.read(opened.store, view.chain)
     made = composed(opened.pipeline, selection.window, run_id, [target], view, view.pending, schemas, ranges)
     made = replace(made, replay=True)
-    lost = lost_writes.find(opened.meta, target)
+    lost = lost_writes.find(opened, target)
     made = replace(made, restores=lost_writes.restored_by(opened, made, lost))
     _require_tables(made, selection)
     _require_no_change_between(opened.meta, made, view)

@@ -33,7 +33,7 @@ from cdc_core.operations.check.check_sources import (
 from cdc_core.operations.check.check_targets import check_target, identity, writer_of
 from cdc_core.operations.check.findings import CheckFinding, Findings, Report, connected
 from cdc_core.operations.check.rules import Seen, check_rules
-from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.operations.open_pipeline import OpenCatalogs, OpenPipeline
 from cdc_core.process.account import settled
 from cdc_core.source.wire.replica_identity import replica_host
 from cdc_core.stage import start_record
@@ -64,13 +64,14 @@ def check(pipeline: Pipeline, *, spark: Callable[[Findings], None] | None = None
         meta, known = opened_meta if opened_meta is not None else (None, {})
         store = _stage(pipeline, meta, known, findings)
         logical, sources = _sources(pipeline, known, findings)
+        catalogs = stack.enter_context(OpenCatalogs())
         for target in pipeline.targets:
             if isinstance(target, IcebergTarget):
                 from cdc_core.operations.lake.mirror_tables import check_lake
 
-                check_lake(pipeline, target, logical, findings)
+                check_lake(pipeline, target, logical, findings, catalogs)
                 if meta is not None and store is not None:
-                    opened = OpenPipeline(pipeline, meta, store)
+                    opened = OpenPipeline(pipeline, meta, store, catalogs=catalogs)
                     kept = partial(require_kept, opened, target.name)
                     findings.attempt(f"target {target.name}: committed writes", kept)
                 continue

@@ -71,12 +71,13 @@ def cut_at(store: ObjectStore, target: IcebergTarget, moment: CutMoment) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class CutView:
-    """How to read a mirror at a cut. metadata: of the table, for readers without a catalog."""
+    """How to read a mirror at a cut. metadata: of the table, for readers without a catalog. lacks: as in CutTable."""
 
     logical: str
     name: str
     snapshot: int | None
     metadata: str
+    lacks: tuple[str, ...] = ()
 
     def sql(self, engine: str, catalog: str) -> str:
         """A query of spark, trino or duckdb."""
@@ -92,8 +93,8 @@ class CutView:
 
 def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
     """Raises Refused (stage.as_of) where a snapshot of the cut has expired, and what the catalog raises."""
-    catalog, found = open_catalog(target), []
-    with catalog_answers(target):
+    found = []
+    with open_catalog(target) as catalog, catalog_answers(target):
         for one in cut.tables:
             table = catalog.load_table(tuple(one.name.split(".")))
             if one.snapshot is not None and table.metadata.snapshot_by_id(one.snapshot) is None:
@@ -103,7 +104,7 @@ def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
                     code="stage.as_of",
                     remedy="ask for a later moment; `keep` of the target says how long cuts stay",
                 )
-            found.append(CutView(one.logical, one.name, one.snapshot, table.metadata_location))
+            found.append(CutView(one.logical, one.name, one.snapshot, table.metadata_location, one.lacks))
     return found
 
 

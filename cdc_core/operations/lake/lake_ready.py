@@ -12,7 +12,7 @@ from pyiceberg.catalog import Catalog
 from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import LockstepError, Refused, TableMissing, combined
 from cdc_core.lake import cut_table
-from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
+from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
 from cdc_core.lake.lake_tables import create, followed, opened, owner_of, required_schemas, show_schema
 from cdc_core.model.run_plan import MergeTable, RunPlan
 from cdc_core.operations.apply.lost_writes import require_kept
@@ -46,7 +46,7 @@ def require_lake(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
         one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
     ]
     renames = renames_of(ready.meta, ready.pipeline)
-    catalog, owner = open_catalog(target), owner_of(ready.name, name)
+    catalog, owner = ready.catalogs.of(target), owner_of(ready.name, name)
     with catalog_answers(target):
         cut_table.ensure(catalog, target, owner)  # first of all: it says whose the namespace is
         for table in tables:
@@ -65,7 +65,7 @@ def require_lake(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
 def follow_columns(ready: OpenPipeline, target: IcebergTarget, wanted: Mapping[str, WantedTable]) -> None:
     """Gives mirrors the columns that their source tables have now, for readers at once. Those that do not exist yet are
     made by the run that has rows of them. Raises what `followed` raises."""
-    catalog = open_catalog(target)
+    catalog = ready.catalogs.of(target)
     with catalog_answers(target):
         for logical, one in wanted.items():
             schemas, name = [origin.schema for origin in one.origins], identifier(target, logical)

@@ -13,7 +13,7 @@ from itertools import islice
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import LockstepError
 from cdc_core.lake import cut_table
-from cdc_core.lake.catalogs import catalog_answers, name_of, open_catalog
+from cdc_core.lake.catalogs import catalog_answers, name_of
 from cdc_core.lake.expiry import GRACE_US, Forgotten, forget, kept_cuts, remove_orphans, tag_of
 from cdc_core.lake.lake_tables import tombstones_of
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -52,6 +52,10 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, orphans: bool = True
     """orphans: also removes files that nothing names, for which it lists every folder. Raises what reading cuts and
     opening the catalog raise."""
     now_us = ready.meta.now_us()
+    catalog, of_cuts = ready.catalogs.of(target), cut_table.identifier_of(target)
+    with catalog_answers(target):
+        published = {one.snapshot_id for one in cut_table.shown(catalog.load_table(of_cuts))}
+    cuts.complete(ready.store, target.name, published, before_us=now_us - GRACE_US)
     known = list(cuts.newest_first(ready.store, target.name))
     kept = kept_cuts((cut for _, cut in known), target.keep, now_us)
     tags: dict[str, dict[str, int]] = {}
@@ -61,18 +65,20 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, orphans: bool = True
             if one.snapshot is not None and one.snapshot not in mine.values():
                 mine[tag_of(cut)] = one.snapshot
     names = {tuple(one.name.split(".")) for _, cut in known for one in cut.tables}
-    tables = sorted({*names, *map(tombstones_of, names), cut_table.identifier_of(target)}) if names else []
-    catalog, total, removed, problems = open_catalog(target), Forgotten(0, 0, 0), 0, list[str]()
-    for identifier in tables:
+    gone = [path for path, cut in known if cut not in kept and now_us - cut.made_us > GRACE_US]
+    stay = {cut.run_id for path, cut in known if path not in gone}
+    total, removed, problems = Forgotten(0, 0, 0), 0, list[str]()
+    for identifier in sorted({*names, *map(tombstones_of, names), of_cuts}):
         name = name_of(identifier)
         try:
             with catalog_answers(target):
+                if identifier == of_cuts:
+                    cut_table.prune(catalog.load_table(identifier), stay, now_us - GRACE_US)
                 total += forget(catalog.load_table(identifier), tags.get(name, {}), now_us)
                 if orphans:
                     removed += remove_orphans(catalog.load_table(identifier), now_us)
         except LockstepError as error:
             problems.append(f"{name}: {error.what}")
-    gone = [path for path, cut in known if cut not in kept and now_us - cut.made_us > GRACE_US]
     for path in gone:
         ready.store.delete(path)
     return Maintained(len(kept), len(gone), total, removed, tuple(problems))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from pyiceberg.catalog import Catalog
-
 from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import LockstepError, TableMissing
 from cdc_core.lake import cut_table
@@ -16,7 +14,7 @@ from cdc_core.lake.publication import publishes_together
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.apply.table_rules import key_of
 from cdc_core.operations.check.findings import Findings
-from cdc_core.process.extras import require
+from cdc_core.operations.open_pipeline import OpenCatalogs
 from cdc_core.stage.unify import merged_row
 from cdc_core.targets.tables.make_tables import MadeTable
 
@@ -27,39 +25,41 @@ def create_mirrors(
     """Makes the tables of a lake for the captured tables that it takes, by their definitions. Errors of single tables
     are in the results."""
     made: list[MadeTable] = []
-    catalog, owner = open_catalog(target), owner_of(pipeline.pipeline, target.name)
-    if not dry:
-        with catalog_answers(target):
-            cut_table.ensure(catalog, target, owner)
-    for logical, schemas in sorted(tables.items()):
-        if target.table(logical) is None:
-            continue
-        name = identifier(target, logical)
-        try:
+    owner = owner_of(pipeline.pipeline, target.name)
+    with open_catalog(target) as catalog:
+        if not dry:
             with catalog_answers(target):
-                key, columns = key_of(target, logical, schemas), list(merged_row(logical, schemas, schemas))
-                state = "exists" if catalog.table_exists(name) else "missing"
-                if not dry:
-                    new = create(catalog, name, logical=logical, owner=owner, key=key, columns=columns)
-                    state = "created" if new else "exists"
-                    opened(catalog, name, logical=logical, owner=owner, key=key)
-            made.append(MadeTable(logical, name_of(name), state))
-        except LockstepError as error:
-            made.append(MadeTable(logical, name_of(name), "missing", error=error))
+                cut_table.ensure(catalog, target, owner)
+        for logical, schemas in sorted(tables.items()):
+            if target.table(logical) is None:
+                continue
+            name = identifier(target, logical)
+            try:
+                with catalog_answers(target):
+                    key, columns = key_of(target, logical, schemas), list(merged_row(logical, schemas, schemas))
+                    state = "exists" if catalog.table_exists(name) else "missing"
+                    if not dry:
+                        new = create(catalog, name, logical=logical, owner=owner, key=key, columns=columns)
+                        state = "created" if new else "exists"
+                        opened(catalog, name, logical=logical, owner=owner, key=key)
+                made.append(MadeTable(logical, name_of(name), state))
+            except LockstepError as error:
+                made.append(MadeTable(logical, name_of(name), "missing", error=error))
     return made
 
 
 def check_lake(
-    pipeline: Pipeline, target: IcebergTarget, logical: Mapping[str, list[TableSchema]], findings: Findings
+    pipeline: Pipeline,
+    target: IcebergTarget,
+    logical: Mapping[str, list[TableSchema]],
+    findings: Findings,
+    catalogs: OpenCatalogs,
 ) -> None:
     """logical: the captured tables of each logical table."""
     subject, owner = f"target {target.name}", owner_of(pipeline.pipeline, target.name)
-
-    def catalog_of() -> Catalog:
-        require("lake", by=subject)
-        return open_catalog(target)
-
-    catalog = findings.attempt(f"{subject}: catalog", catalog_of, lambda one: f"it publishes {publishes_together(one)}")
+    catalog = findings.attempt(
+        f"{subject}: catalog", partial(catalogs.of, target), lambda one: f"it publishes {publishes_together(one)}"
+    )
     if catalog is None:
         return
 

@@ -19,10 +19,10 @@ from cdc_core.mysql.server_errors import NO_TABLE, number_of
 from cdc_core.operations.copy import key_ranges
 from cdc_core.operations.copy.chunks import from_table
 from cdc_core.operations.copy.key_ranges import Key
+from cdc_core.operations.open_pipeline import OpenCatalogs
 from cdc_core.operations.verify import lookup
 from cdc_core.operations.verify.ranges import ordered_alike, ordered_apart
 from cdc_core.operations.verify.shape import RowRange, Shape, SideRows, TargetSide
-from cdc_core.process.extras import require
 from cdc_core.results import TableReader
 from cdc_core.results.reading_faults import translated, translating
 from cdc_core.targets.reading.destination import Destination, Shard, TableUse, open_destination
@@ -100,14 +100,14 @@ class TargetTables:
     def __init__(self) -> None:
         self._opened = ExitStack()
         self._sessions: dict[int, SafeConnection] = {}
-        self._catalog: Catalog | None = None
+        self._catalogs = OpenCatalogs()
 
     def __enter__(self) -> TargetTables:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
-        self._catalog = None
+        self._catalogs.close()
 
     def session(self, shard: Shard) -> SafeConnection:
         found = self._sessions.get(shard.table.connection)
@@ -117,14 +117,8 @@ class TargetTables:
         return found
 
     def catalog(self, target: IcebergTarget) -> Catalog:
-        """Of a lake. Raises as open_catalog; UsageError (install.missing)."""
-        if self._catalog is None:
-            require("lake", by=f"target {target.name}")
-            from cdc_core.lake.catalogs import open_catalog
-
-            self._catalog = open_catalog(target)
-            self._opened.callback(self._catalog.close)
-        return self._catalog
+        """Of a lake. Raises as OpenCatalogs.of."""
+        return self._catalogs.of(target)
 
     def batches(
         self, shape: Shape, shard: Shard, tail: str = ""

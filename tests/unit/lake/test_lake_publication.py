@@ -203,21 +203,21 @@ def target(lake: MadeLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def test_the_runs_that_readers_see_are_known_also_once_others_have_compacted(
     target: IcebergTarget, lake: MadeLake
 ) -> None:
-    assert published_runs(target, {SHARD: ["run_1"]}) == {SHARD: {"run_1": 0}}
+    assert published_runs(lake.catalog, target, {SHARD: ["run_1"]}) == {SHARD: {"run_1": 0}}
     for at in (1, 2, 3):
         lake.apply(upsert(at, 0, 0))
-    assert published_runs(target, {SHARD: None}) == {SHARD: {"run_1": 1, "run_2": 2, "run_3": 3}}
+    assert published_runs(lake.catalog, target, {SHARD: None}) == {SHARD: {"run_1": 1, "run_2": 2, "run_3": 3}}
     lake.attempt(upsert(4, 0, 0))  # which nobody sees
-    assert published_runs(target, {SHARD: ["run_3", "run_4"]})[SHARD] == {
+    assert published_runs(lake.catalog, target, {SHARD: ["run_3", "run_4"]})[SHARD] == {
         "run_1": 1, "run_2": 2, "run_3": 3, "run_4": 0,
     }  # fmt: skip
     compacted(lake)  # by somebody who then expires all that was before
     gone = [one.snapshot_id for one in lake.table().metadata.snapshots if one != head(lake.table())]
     keeper = lake.table()
     lake.catalog.commit_table(keeper, (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),))
-    assert published_runs(target, {SHARD: ["run_3"]}) == {SHARD: {"run_3": 3}}
+    assert published_runs(lake.catalog, target, {SHARD: ["run_3"]}) == {SHARD: {"run_3": 3}}
     lake.apply(upsert(5, 0, 0))
-    assert published_runs(target, {SHARD: None}) == {SHARD: {"run_5": 4}}
+    assert published_runs(lake.catalog, target, {SHARD: None}) == {SHARD: {"run_5": 4}}
 
 
 def test_workers_are_told_nothing_of_the_catalog(lake: MadeLake) -> None:
@@ -233,10 +233,11 @@ def test_a_table_that_is_rolled_back_shows_a_lower_number(target: IcebergTarget,
     lake.apply(upsert(2, 0, 0))
     lake.apply(upsert(3, 0, 0))
     roll_back(lake, first.snapshots[0].snapshot)
-    assert published_runs(target, {SHARD: ["run_3"]}) == {SHARD: {"run_1": 1, "run_3": 0}}
+    assert published_runs(lake.catalog, target, {SHARD: ["run_3"]}) == {SHARD: {"run_1": 1, "run_3": 0}}
     lake.apply(upsert(4, 0, 0))  # by a run that has not noticed
-    assert published_runs(target, {SHARD: ["run_3", "run_4"]}) == {SHARD: {"run_1": 1, "run_3": 0, "run_4": 4}}
-    assert published_runs(target, {("t", "shop.former"): None}) == {}
+    found = published_runs(lake.catalog, target, {SHARD: ["run_3", "run_4"]})
+    assert found == {SHARD: {"run_1": 1, "run_3": 0, "run_4": 4}}
+    assert published_runs(lake.catalog, target, {("t", "shop.former"): None}) == {}
 
 
 def test_a_tag_that_a_reader_sets_at_the_same_moment_disturbs_nothing(

@@ -1,0 +1,126 @@
+"""What a cut says of its sources and tables: how far the log is in them, and which rows a table lacks.
+
+A table is complete at a cut by the rule by which its staged state is (stage.staged_coverage), with the coverage that
+the batches say which the target has; and if the target has every batch with changes of it. A replay may bring some
+tables further than others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+from cdc_core.meta import BatchRow
+from cdc_core.model.coverage import TableCoverage
+from cdc_core.model.cut import Cut, CutSource
+from cdc_core.model.readable import counted
+from cdc_core.model.run_plan import RunPlan
+from cdc_core.operations.apply.left_out import left_out
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.stage import horizon as horizons
+from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.manifest import read_several
+from cdc_core.stage.staged_coverage import feeding_tables, lacking, settled_coverage
+
+
+def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | None) -> dict[str, CutSource]:
+    """The sources of the last cut, with the batches of a run. Raises what reading manifests raises."""
+    found = {} if last is None else dict(last.sources)
+    taken = set(plan.target(target).batches)
+    for source in ready.pipeline.sources:
+        known = found.get(source.name)
+        batches = ready.meta.batches.find(source.name)
+        if known is None:
+            taken |= _consumed(ready, target, batches)
+        new = [
+            one
+            for one in batches
+            if one.batch_id in taken and (known is None or one.copied or one.end.seq > known.position.seq)
+        ]
+        if not new:
+            continue
+        manifests = read_several(ready.store, source.name, [one.manifest for one in new])
+        if known is None:
+            horizon = horizons.read(ready.store, source.name)
+            coverage = {} if horizon is None else horizon.coverage
+        else:
+            coverage = known.coverage
+        coverage = settled_coverage(coverage, manifests)
+        end = max((one.end for one in manifests), key=lambda one: one.position.seq)
+        if known is None or known.position.seq <= end.position.seq:
+            found[source.name] = CutSource(end.position, end.gtid_set, end.watermark_us, coverage)
+        else:
+            found[source.name] = CutSource(known.position, known.gtid_set, known.committed_us, coverage)
+    return found
+
+
+def _consumed(ready: OpenPipeline, target: str, batches: Collection[BatchRow]) -> set[str]:
+    records = ready.meta.records.find(target, [one.batch_id for one in batches])
+    return {one.batch_id for one in records if one.state.consumed}
+
+
+def lacking_rows(
+    ready: OpenPipeline,
+    plan: RunPlan,
+    target: str,
+    sources: Mapping[str, CutSource],
+    tables: Collection[str],
+    last: Cut | None,
+) -> dict[str, tuple[str, ...]]:
+    """What each logical table of a cut lacks, in words. sources, tables: of the cut. last: the cut before it."""
+    found: dict[str, list[str]] = {table: [] for table in tables}
+    fed = set[str]()
+    for source, at in sorted(sources.items()):
+        feeding = feeding_tables((), at.coverage)
+        as_of, end_seq = AsOf(position=at.position), at.position.seq
+        for table in feeding.keys() & found.keys():
+            fed.add(table)
+            found[table] += lacking(table, feeding[table], source, at.coverage, end_seq, as_of)
+    for table, batches in _behind(ready, plan, target, sources, tables, last).items():
+        found[table].append(f"{counted(len(batches), 'batch')} with changes of it, the first is {batches[0]}")
+    return {
+        table: tuple(lines) if table in fed else ("nothing says which tables of the source feed it", *lines)
+        for table, lines in found.items()
+    }
+
+
+def _behind(
+    ready: OpenPipeline,
+    plan: RunPlan,
+    target: str,
+    sources: Mapping[str, CutSource],
+    tables: Collection[str],
+    last: Cut | None,
+) -> dict[str, list[str]]:
+    """By table, the batches up to the cut's position whose changes of it neither this run has, nor those before it."""
+    whole = {one.logical for one in last.tables if not one.lacks} if last is not None else set[str]()
+    merged = plan.merge_set(plan.target(target).merge_set).tables
+    takes = {(file.batch_id, table.table) for table in merged for file in table.files}
+    found: dict[str, list[str]] = defaultdict(list)
+    for table, batches in left_out(ready.meta, target, tables).items():
+        found[table] += [one for one in batches if (one, table) not in takes]
+    for source, at in sources.items():
+        until = last.sources[source].position.seq if last is not None and source in last.sources else -1
+        first = ready.meta.plans.first_lacking(source, target)
+        row = None if first is None else ready.meta.batches.by_id(first)
+        if row is None:
+            continue
+        reached = ready.meta.batches.find(source, after=row.begin, until=at.position)
+        had, needed = _consumed(ready, target, reached), _needed_from(at.coverage)
+        due = [one for one in reached if one.batch_id not in had]
+        files = ready.meta.batches.files([one.batch_id for one in due])
+        for batch in due:
+            for table in sorted({file.table for file in files[batch.batch_id]} & set(tables)):
+                known = batch.end.seq <= until and table in whole
+                # Copied rows are before the batch that begins at their place.
+                outdated = batch.end.seq + batch.copied <= needed.get(table, 0)
+                if (batch.batch_id, table) not in takes and not known and not outdated:
+                    found[table].append(batch.batch_id)
+    return {table: batches for table, batches in found.items() if batches}
+
+
+def _needed_from(coverage: Mapping[str, TableCoverage]) -> dict[str, int]:
+    """By logical table, the order key before which no change is needed."""
+    feeding = feeding_tables((), coverage)
+    needs = {name: one.needs_seq if one.whole else 0 for name, one in coverage.items()}
+    return {table: min(needs[name] for name in feeds) for table, feeds in feeding.items()}
