@@ -23,13 +23,16 @@ import pytest
 from cdc_core.errors import RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.operations.copy import watermarks
+from cdc_core.operations.copy.mariadb import checkpoint_ends
 from cdc_core.operations.copy.watermarks import high_of, read_view
 from cdc_core.source.host import source_server as server
 from cdc_core.source.host.server_facts import logged_gtids
 from cdc_core.source.schemas.captured_definitions import table_schema
+from examples.sandbox.mariadb import MariaDb
 from tests.integration.beside import beside
 from tests.lab.origin import Origin
 from tests.lab.refusals import raises
+from tests.lab.waiting import wait_until
 
 COUNTERS = 6
 VIEWS = int(os.environ.get("LOCKSTEP_VIEWS", "10000"))
@@ -247,3 +250,19 @@ def test_the_server_ends_the_lock_of_a_process_that_has_stopped_answering(
         with read_view(reader, origin.control, facts, staged, schema) as view:
             assert view.low > staged.position
     origin.execute("UPDATE keyed SET v = 2")
+
+
+def test_an_event_about_log_files_is_known_by_its_end_also_where_it_names_one_with_a_shorter_name() -> None:
+    """The number after 999999 has a digit more. The server writes of the former files once they are in the engine."""
+    with MariaDb.start() as sql:
+        insert = "INSERT INTO one.t VALUES ()", "FLUSH BINARY LOGS"
+        sql.run("RESET MASTER TO 999998", "CREATE DATABASE one", "CREATE TABLE one.t (id SERIAL)")
+        sql.run(*insert, *insert, insert[0], "FLUSH ENGINE LOGS")
+        file = sql.run("SHOW MASTER STATUS")[0][0]
+        wait_until(lambda: file in {info for *_, info in sql.run(f"SHOW BINLOG EVENTS IN '{file}'")})
+        events = sql.run(f"SHOW BINLOG EVENTS IN '{file}'")
+        ends = {end: end - begin for _, begin, kind, _, end, _ in events if kind == "Binlog_checkpoint"}
+        assert len(set(ends.values())) == 2, events
+        with sql.connect(autocommit=True) as session:
+            found = {end for *_, end, _ in events if end and checkpoint_ends(session, Position(0, file, end))}
+        assert found == set(ends)

@@ -2,7 +2,7 @@
 
 It keeps tables in a SQLite catalog. `transactions`: whether it offers `transactions/commit`, which changes all tables
 or none. `faults`: what happens to the next commits: "refuse" answers 503 and does nothing; "forget" does it, and
-answers 503 all the same.
+answers 503 all the same; "401" and "403" are answered, and nothing is done.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def _handler(server: RestCatalogServer) -> type[BaseHTTPRequestHandler]:
                 status, answer = 404, _error(404, type(error).__name__.replace("Error", "Exception"), error)
             except (CommitFailedException, TableAlreadyExistsError) as error:
                 status, answer = 409, _error(409, type(error).__name__, error)
-            except _Unavailable as error:
-                status, answer = 503, _error(503, "ServiceUnavailableException", error)
+            except _Fault as error:
+                status, answer = error.status, _error(error.status, error.kind, error)
             text = b"" if answer is None else json.dumps(answer).encode()
             status = 204 if answer is None and status == 200 else status
             self.send_response(status)
@@ -151,18 +151,22 @@ def _handler(server: RestCatalogServer) -> type[BaseHTTPRequestHandler]:
 
         def _commit(self, changes: list[tuple[tuple[str, ...], dict[str, Any]]]) -> list[dict[str, Any]]:
             fault = server.faults.popleft() if server.faults else ""
+            if fault in ("401", "403"):
+                raise _Fault(int(fault), "NotAuthorizedException" if fault == "401" else "ForbiddenException")
             if fault == "refuse":
-                raise _Unavailable("refused")
+                raise _Fault(503, "ServiceUnavailableException")
             done = server.commit(changes)
             if fault == "forget":
-                raise _Unavailable("done, but forgotten")
+                raise _Fault(503, "ServiceUnavailableException")
             return done
 
     return Handler
 
 
-class _Unavailable(Exception):
-    pass
+class _Fault(Exception):
+    def __init__(self, status: int, kind: str) -> None:
+        super().__init__(kind)
+        self.status, self.kind = status, kind
 
 
 def _error(code: int, kind: str, error: Exception) -> dict[str, Any]:

@@ -83,13 +83,20 @@ def xa_commits(control: pymysql.Connection) -> int:
 
 def _in_doubt(session: pymysql.Connection, place: Position) -> bool:
     """Whether a Binlog_checkpoint ends at the place, and transactions of the file are, or may be, before it."""
-    # Header, length and name of a log file, perhaps a checksum: https://mariadb.com/kb/en/binlog_checkpoint_event
-    for size in (19 + 4 + len(place.file) + 4, 19 + 4 + len(place.file)):
-        if _events(session, place, place.offset - size, 1) == [(_CHECKPOINT, place.offset - size, place.offset)]:
-            first = _events(session, place, 4, _FIRST_EVENTS)
-            before = [kind for kind, begin, _ in first if begin < place.offset]
-            return "Gtid" in before or not first or first[-1][2] < place.offset
-    return False
+    if not checkpoint_ends(session, place):
+        return False
+    first = _events(session, place, 4, _FIRST_EVENTS)
+    before = [kind for kind, begin, _ in first if begin < place.offset]
+    return "Gtid" in before or not first or first[-1][2] < place.offset
+
+
+def checkpoint_ends(session: pymysql.Connection, place: Position) -> bool:
+    """Whether a Binlog_checkpoint ends at the place. It names a log file, this one or a former one, whose name may be
+    shorter: the number after 999999 has a digit more."""
+    # Header, length and name of the log file, perhaps a checksum: https://mariadb.com/kb/en/binlog_checkpoint_event
+    sizes = (19 + 4 + name + checksum for name in (len(place.file), len(place.file) - 1) for checksum in (4, 0))
+    found = (_events(session, place, place.offset - size, 1) for size in sizes)
+    return any(events and events[0][0] == _CHECKPOINT and events[0][2] == place.offset for events in found)
 
 
 def _events(session: pymysql.Connection, place: Position, begin: int, most: int) -> list[tuple[str, int, int]]:
