@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from cdc_core.lake.catalogs import catalog_answers
-from cdc_core.lake.compaction import Rewrite, rewrites, rewritten
+from cdc_core.lake.compaction import ChangeDue, Rewrite, change_due, rewritten
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, write_rows
 from cdc_core.lake.mirror import SAME, Mirror, effect, fresh_truncates, removed_by
 from cdc_core.lake.publication import LakeSnapshot, on_run_branch
@@ -192,32 +192,19 @@ def _changes(
     """What the new snapshots of each mirror and of its tombstones do, with the deletes and renewed files, which workers
     write."""
     places: dict[Table, KeyedFiles] = {}
-    pieces: list[_Rewriting] = []
-    added: dict[Table, list[NewFile]] = defaultdict(list)
-    removed: dict[Table, set[str]] = defaultdict(set)
+    due: dict[Table, ChangeDue] = {}
     for name, one in written.items():
         mirror = mirrors[name].mirror
-        for buried, files, live, come, go in (
-            (False, mirror.rows, mirror.live, one.rows, one.gone),
-            (True, mirror.tombstones, mirror.buried, one.tombstones, one.dug_up),
-        ):
-            if not come and not go:
-                continue
-            at = name, buried
-            due, empty = rewrites(live, go)
-            places[at], added[at] = files, list(come)
-            removed[at] |= empty
-            for rewrite in due:
-                pieces.append(_Rewriting(name, buried, rewrite))
-                removed[at] |= set() if rewrite.thin else {each.path for each in rewrite.files}
+        places |= {(name, False): mirror.rows, (name, True): mirror.tombstones}
+        due[name, False] = change_due(mirror.live, one.rows, one.gone)
+        due[name, True] = change_due(mirror.buried, one.tombstones, one.dug_up)
+    pieces = [_Rewriting(*at, rewrite) for at, one in due.items() for rewrite in one.rewrites]
 
     def work(piece: _Rewriting, place: Place) -> Iterator[tuple[Table, list[NewFile]]]:
         yield (piece.table, piece.buried), rewritten(places[piece.table, piece.buried], piece.rewrite)
 
+    renewed: dict[Table, list[NewFile]] = defaultdict(list)
     for at, new in all_results(in_tasks(job, pieces, in_place(job, work))):
-        added[at] += new
-
-    def change(at: Table) -> FileChange:
-        return FileChange(tuple(added[at]), frozenset(removed[at]))
-
-    return {name: (change((name, False)), change((name, True))) for name in written}
+        renewed[at] += new
+    done = {at: one.done(renewed[at]) for at, one in due.items()}
+    return {name: (done[name, False], done[name, True]) for name in written}

@@ -30,6 +30,7 @@ from cdc_core.lake.data_files import (
     write_deletes,
     write_rows,
 )
+from cdc_core.lake.snapshots import FileChange
 
 DELETED_SHARE = 0.2
 """Measured: reading positions of 10 % of the rows costs PyIceberg nine times, DuckDB five times as much as none."""
@@ -49,6 +50,28 @@ class Rewrite:
     @property
     def rows(self) -> int:
         return sum(one.rows for one in self.files)
+
+
+@dataclass(frozen=True)
+class ChangeDue:
+    """What is to be done to the files of a table, before its rewrites are. added, removed: as in FileChange."""
+
+    added: tuple[NewFile, ...] = ()
+    removed: frozenset[str] = frozenset()
+    rewrites: tuple[Rewrite, ...] = ()
+
+    def done(self, renewed: Iterable[NewFile]) -> FileChange:
+        """renewed: what the rewrites have written."""
+        return FileChange((*self.added, *renewed), self.removed)
+
+
+def change_due(live: Sequence[LiveFile], added: Sequence[NewFile], gone: Mapping[str, BitMap]) -> ChangeDue:
+    """Of a table that gets files and loses rows. Raises as `rewrites`."""
+    if not added and not gone:
+        return ChangeDue()
+    due, empty = rewrites(live, gone)
+    renewed = {file.path for one in due if not one.thin for file in one.files}
+    return ChangeDue(tuple(added), empty | renewed, tuple(due))
 
 
 def rewrites(live: Sequence[LiveFile], gone: Mapping[str, BitMap]) -> tuple[list[Rewrite], frozenset[str]]:

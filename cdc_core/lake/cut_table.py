@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from cdc_core.config import IcebergTarget
 from cdc_core.lake.commits import TableCommit, commit
-from cdc_core.lake.compaction import rewrites, rewritten
+from cdc_core.lake.compaction import change_due, rewritten
 from cdc_core.lake.data_files import deleted_rows, in_order, live_rows, write_rows
 from cdc_core.lake.lake_tables import LOGICAL, OWNER, PROPERTIES, make_namespace, place_of, require_ours
 from cdc_core.lake.publication import LakeSnapshot
@@ -94,10 +94,9 @@ def with_cut(table: Table, cut: Cut, said_of_run: Mapping[str, str], branch: str
     publishes another cut between the table that is given and this snapshot. Raises what the catalog raises."""
     live = LiveFiles(table, head(table), _KEY)
     files = table_files(table, table.schema(), _KEY)
-    due, _ = rewrites(live.files, {})
-    merged = frozenset(one.path for rewrite in due for one in rewrite.files)
-    added = [*write_rows(files, _rows(cut, files.columns)), *(new for one in due for new in rewritten(files, one))]
-    made = snapshot_of(live, FileChange(tuple(added), merged), table.schema(), said_of_run)
+    due = change_due(live.files, [*write_rows(files, _rows(cut, files.columns))], {})
+    change = due.done(new for one in due.rewrites for new in rewritten(files, one))
+    made = snapshot_of(live, change, table.schema(), said_of_run)
     on_branch(made, branch)
     return LakeSnapshot(table.name(), made.base, made.number, branch)
 

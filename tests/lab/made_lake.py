@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from pyroaring import BitMap
 
-from cdc_core.lake.compaction import rewrites, rewritten
+from cdc_core.lake.compaction import ChangeDue, change_due, rewritten
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, in_order, write_rows
 from cdc_core.lake.lake_tables import MirrorTables, create, followed, opened, tombstones_of
 from cdc_core.lake.mirror import Mirror, effect, fresh_truncates, judged, removed_by
@@ -121,8 +121,8 @@ class MadeLake:
             new.add(mirror, self.winners(changes[at::files]), removing)
         new.truncate(mirror, removing)
         changes_of = (
-            _change(mirror.rows, mirror.live, new.rows, new.gone),
-            _change(mirror.tombstones, mirror.buried, new.tombstones, new.dug_up),
+            _done(mirror.rows, change_due(mirror.live, new.rows, new.gone)),
+            _done(mirror.tombstones, change_due(mirror.buried, new.tombstones, new.dug_up)),
         )
         made = on_run_branch(tables, (rows, tombstones), changes_of, {RUN: run})
         return Applied(list(made), new.classes)
@@ -139,17 +139,8 @@ class MadeLake:
         return found
 
 
-def _change(
-    files: KeyedFiles, live: Sequence[LiveFile], come: Sequence[NewFile], go: Mapping[str, BitMap]
-) -> FileChange:
-    if not come and not go:
-        return FileChange()
-    due, empty = rewrites(live, go)
-    added, removed = list(come), set(empty)
-    for one in due:
-        added += rewritten(files, one)
-        removed |= set() if one.thin else {each.path for each in one.files}
-    return FileChange(tuple(added), frozenset(removed))
+def _done(files: KeyedFiles, due: ChangeDue) -> FileChange:
+    return due.done(new for one in due.rewrites for new in rewritten(files, one))
 
 
 @dataclass
