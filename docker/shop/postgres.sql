@@ -1,1 +1,2 @@
 CREATE DATABASE lockstep;
+CREATE DATABASE lake;

@@ -61,7 +61,12 @@ def test_the_pipeline_of_the_compose_set_names_what_the_set_exports() -> None:
     pipeline = config.load(DOCKER / "shop/shop.yaml")
     exported = compose["services"]["scheduler"]["environment"]
     named = {one.removeprefix("env:") for one in (*pipeline.references, "env:LOCKSTEP_META")}
-    assert named <= set(exported)
+    assert named | {*pipeline.lake_variables} <= set(exported)
+    assert {one.name for one in pipeline.targets} == {"shards", "lake"}
+    script = (DOCKER / "shop/postgres.sql").read_text(encoding="utf-8")
+    databases = re.findall(r"^CREATE DATABASE (\w+);$", script, re.MULTILINE)
+    assert {exported[name].rpartition("/")[2] for name in ("LOCKSTEP_META", "LAKE_CATALOG")} == set(databases)
+    assert re.search(r"^ARG EXTRAS=.*\blake\b", (DOCKER / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     assert f"AIRFLOW_CONN_{pipeline.spark.connection.upper()}" in exported
 
 
