@@ -215,7 +215,7 @@ def unneeded(pipeline: Pipeline) -> set[str]:
     """The variables with logins of sources and meta, of catalogs, which workers do not ask, and the salt of masks."""
     needed = {one for target in pipeline.databases for one in target.connections}
     references = {*pipeline.references, *([pipeline.meta.url] if pipeline.meta.url.startswith("env:") else [])}
-    return {variable_of(one) for one in references - needed} | set(pipeline.lake_variables)
+    return {variable_of(one) for one in references - needed} | {*map(variable_of, pipeline.lake_references)}
 
 
 @contextmanager

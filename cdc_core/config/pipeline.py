@@ -18,7 +18,7 @@ from cdc_core.config.target_options import IcebergTarget, MysqlTarget, Target
 from cdc_core.config.value_types import Cron, Model, Name
 from cdc_core.config.verify_options import Repair, Verify
 from cdc_core.errors import UsageError
-from cdc_core.model.connection_reference import same_variable, variable_of
+from cdc_core.model.connection_reference import is_reference, same_variable
 from cdc_core.model.readable import counted
 from cdc_core.model.windows import Windows
 
@@ -64,7 +64,7 @@ class Pipeline(Model):
         for connection, server_id in replicas:
             if replicas.count((connection, server_id)) > 1:
                 raise ValueError(f"sources: two read {connection} as server_id {server_id}: give each its own")
-        if (same := same_variable(self.references)) is not None:
+        if (same := same_variable((*self.references, *self.lake_references))) is not None:
             raise ValueError(
                 f"{same[0]} and {same[1]} are both read from the variable {same[2]}: rename one, for letters' case and "
                 "signs do not tell names apart"
@@ -106,11 +106,10 @@ class Pipeline(Model):
         return tuple(target for target in self.targets if isinstance(target, MysqlTarget))
 
     @property
-    def lake_variables(self) -> tuple[str, ...]:
-        """The environment variables that catalogs of lakes name: their values may be secrets."""
+    def lake_references(self) -> tuple[str, ...]:
+        """What the catalogs of lakes name, once: the values may be secrets."""
         lakes = [target for target in self.targets if isinstance(target, IcebergTarget)]
-        named = [value for lake in lakes for value in lake.catalog.values() if value.startswith("env:")]
-        return tuple(dict.fromkeys(variable_of(value) for value in named))
+        return tuple(dict.fromkeys(value for lake in lakes for value in lake.catalog.values() if is_reference(value)))
 
     def feeds_alone(self, name: str, logical: str) -> bool:
         """Whether only the table `name` of a single source can feed a logical table; False where that is unknown."""

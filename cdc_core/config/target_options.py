@@ -282,7 +282,8 @@ class IcebergTarget(_Applied):
     catalog: CatalogProperties = Field(
         min_length=1,
         description="PyIceberg's properties of the catalog, such as type, uri and warehouse. env:VARIABLE stands for "
-        "the value of an environment variable, and must do so for a secret",
+        "the value of an environment variable, airflow:CONNECTION_ID for the URL of a connection of type postgres, or "
+        "the password of one of another type; a secret must be given so",
     )
     namespace: str = Field(
         pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", description="the namespace of all tables; part of their names"

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from cdc_core.model import condition
-from cdc_core.model.connection_reference import ENVIRONMENT, secret_options
+from cdc_core.model.connection_reference import ENVIRONMENT, is_reference, secret_options
 from cdc_core.model.windows import Windows, age_us, parse_moment
 
 MIB = 1 << 20
@@ -140,10 +140,13 @@ _SECRET_PROPERTY = re.compile(r"(?i)secret|password|token|credential|access[._-]
 
 def _catalog_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in properties.items():
-        if value.startswith("env:"):
-            _environment(value)
+        if is_reference(value):
+            _connection(value)
         elif _SECRET_PROPERTY.search(name):
-            raise ValueError(f"{name} may hold a secret: put it into an environment variable and write env:VARIABLE")
+            raise ValueError(
+                f"{name} may hold a secret: put it into an environment variable and write env:VARIABLE, or into an "
+                "Airflow connection and write airflow:CONNECTION_ID"
+            )
         else:
             _no_password(value)
     return properties

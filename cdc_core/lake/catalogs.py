@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import FilesLost, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.model.connection_reference import variable_of
+from cdc_core.model.connection_reference import is_reference, variable_of
 
 _PASSWORD = re.compile(r"//[^/@:]*:([^/@]+)@")
 """Of a URL."""
@@ -52,7 +52,7 @@ def resolved(target: IcebergTarget) -> dict[str, str]:
 
 
 def _value(target: IcebergTarget, name: str, value: str) -> str:
-    if not value.startswith("env:"):
+    if not is_reference(value):
         return value
     variable = variable_of(value)
     found = os.environ.get(variable)
@@ -122,7 +122,7 @@ def _shown(target: IcebergTarget, error: Exception) -> str:
     """One line, without the values that come from the environment."""
     text = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")[:300]
     for name, value in target.catalog.items():
-        if value.startswith("env:") and (secret := os.environ.get(variable_of(value))):
+        if is_reference(value) and (secret := os.environ.get(variable_of(value))):
             passwords = _PASSWORD.findall(secret)
             for each in (secret, *passwords, *map(unquote, passwords)):
                 text = text.replace(each, f"<{name}>")

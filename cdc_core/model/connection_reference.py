@@ -16,6 +16,11 @@ def secret_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if _SECRET.search(name)}
 
 
+def is_reference(value: str) -> bool:
+    """Whether a value that may also be given itself stands for that of an environment variable or connection."""
+    return value.startswith(("env:", "airflow:"))
+
+
 def variable_of(reference: str) -> str:
     """The environment variable that holds what a reference names."""
     kind, _, name = reference.partition(":")

@@ -1,7 +1,8 @@
 """Airflow connections as the environment variables that cdc_core reads (mysql/connections.py), for one task and its
 children.
 
-`airflow:ID` in a pipeline file means the Airflow connection ID, of type mysql (or mariadb). The variables are there
+`airflow:ID` in a pipeline file means the Airflow connection ID: of type mysql (or mariadb); in the properties of a
+lake's catalog, of type postgres, or of any other type, whose password is the property. The variables are there
 for as long as they are needed, in this process and in the children that need them. Every password is given to
 Airflow's masker first, so that it cannot appear in a log, not even percent-encoded as in the URL.
 """
@@ -21,6 +22,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from cdc_core.errors import UsageError
+from cdc_core.model.connection_reference import variable_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
 
 TYPES = ("mysql", "mariadb")
+_OF_SERVER = "--conn-type mysql --conn-host HOST --conn-port 3306 --conn-login USER --conn-password PASSWORD"
 TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
 _MEANT = re.compile(r"(?i)ssl|tls|time_?out|socket")
 """Extras that are about what Lockstep takes from a connection; any other, such as `charset`, changes nothing here."""
@@ -45,9 +48,8 @@ def exported(pipeline: Pipeline) -> Iterator[None]:
     variables: dict[str, str] = {}
     for reference in pipeline.references:
         variables.update(_variable(reference))
-    for variable in pipeline.lake_variables:
-        if value := os.environ.get(variable):
-            mask_secret(value)
+    for reference in pipeline.lake_references:
+        variables.update(_of_catalog(reference))
     before = dict(os.environ)
     try:
         os.environ.update(variables)
@@ -59,8 +61,6 @@ def exported(pipeline: Pipeline) -> Iterator[None]:
 
 
 def _variable(reference: str) -> Mapping[str, str]:
-    from cdc_core.mysql.connections import variable_of
-
     kind, _, name = reference.partition(":")
     variable = variable_of(reference)
     if kind == "env":
@@ -71,7 +71,40 @@ def _variable(reference: str) -> Mapping[str, str]:
     return {variable: url}
 
 
-def _connection(name: str, where: str) -> Connection:
+def _of_catalog(reference: str) -> Mapping[str, str]:
+    """A property of a lake's catalog."""
+    kind, _, name = reference.partition(":")
+    variable = variable_of(reference)
+    if kind == "env":
+        value = os.environ.get(variable, "")
+    else:
+        connection = _connection(name, reference, "--conn-type generic --conn-password SECRET")
+        value = _catalog_url(connection) if connection.conn_type == "postgres" else connection.password or ""
+        if not value:
+            raise UsageError(
+                f"The Airflow connection {name!r} has no password.",
+                where=reference,
+                code="airflow.connection",
+                remedy="give it the value of the catalog's property as its password, or type postgres, host, login and "
+                "password",
+            )
+    _mask(value)
+    if value:
+        mask_secret(value)
+    return {} if kind == "env" else {variable: value}
+
+
+def _catalog_url(connection: Connection) -> str:
+    """As SQLAlchemy takes it. The extras of such a connection are libpq's words, and so are the options of the URL."""
+    login = f"{quote(connection.login or '', safe='')}:{quote(connection.password or '', safe='')}"
+    host = f"[{connection.host}]" if ":" in (connection.host or "") else connection.host or ""
+    options = {name: _text(value) for name, value in connection.extra_dejson.items()}
+    query = f"?{urlencode(options)}" if options else ""
+    return f"postgresql+psycopg://{login}@{host}:{connection.port or 5432}/{connection.schema or ''}{query}"
+
+
+def _connection(name: str, where: str, how: str = _OF_SERVER) -> Connection:
+    """how: the options of the command that adds it."""
     try:
         return BaseHook.get_connection(name)
     except AirflowNotFoundException:
@@ -79,8 +112,7 @@ def _connection(name: str, where: str) -> Connection:
             f"Airflow has no connection {name!r}.",
             where=where,
             code="airflow.connection",
-            remedy=f"add it: airflow connections add {name} --conn-type mysql --conn-host HOST --conn-port 3306 "
-            "--conn-login USER --conn-password PASSWORD",
+            remedy=f"add it: airflow connections add {name} {how}",
         ) from None
 
 

@@ -60,8 +60,8 @@ def test_the_pipeline_of_the_compose_set_names_what_the_set_exports() -> None:
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
     pipeline = config.load(DOCKER / "shop/shop.yaml")
     exported = compose["services"]["scheduler"]["environment"]
-    named = {one.removeprefix("env:") for one in (*pipeline.references, "env:LOCKSTEP_META")}
-    assert named | {*pipeline.lake_variables} <= set(exported)
+    named = (*pipeline.references, *pipeline.lake_references, "env:LOCKSTEP_META")
+    assert {one.removeprefix("env:") for one in named} <= set(exported)
     assert {one.name for one in pipeline.targets} == {"shards", "lake"}
     script = (DOCKER / "shop/postgres.sql").read_text(encoding="utf-8")
     databases = re.findall(r"^CREATE DATABASE (\w+);$", script, re.MULTILINE)

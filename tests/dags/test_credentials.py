@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 from cdc_core import config
 from cdc_core.errors import UsageError
+from cdc_core.lake.catalogs import resolved
 from cdc_core.mysql import connections
 from cdc_core.mysql.tls import Tls, TlsMode
 from lockstep_airflow.credentials import exported
@@ -119,3 +121,32 @@ def test_passwords_are_masked_in_logs_also_as_they_stand_in_urls(pipeline: Any) 
         assert SECRET not in shown
         assert "p%40ss" not in shown
         assert "***" in shown
+
+
+def test_catalogs_of_lakes_take_the_url_of_a_postgres_connection_and_the_password_of_any_other(
+    write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.log import redact
+
+    properties = {"type": "sql", "uri": "airflow:lake_db", "s3.secret-access-key": "airflow:lake_key"}
+    lake = {"name": "lake", "kind": "iceberg", "catalog": properties, "namespace": "shop", "tables": {"*": {}}}
+    made = config.load(
+        write_pipeline("shop", targets=[lake], sources=[{"name": "shop", "connection": "env:SHOP", "server_id": 1}])
+    )
+    (target,) = made.targets
+    assert isinstance(target, config.IcebergTarget)
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_DB", _json(conn_type="postgres", extra='{"sslmode": "require"}'))
+    with pytest.raises(UsageError, match="airflow connections add lake_key --conn-type generic"), exported(made):
+        pass
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_KEY", '{"conn_type": "generic", "password": ""}')
+    with pytest.raises(UsageError, match="has no password"), exported(made):
+        pass
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_KEY", '{"conn_type": "generic", "password": "the-key-of-the-bucket"}')
+    with exported(made):
+        found = resolved(target)
+    url = make_url(found["uri"])
+    assert (url.username, url.password, url.host) == ("cdc@x", SECRET, "db.example")
+    assert (url.drivername, url.port, url.query) == ("postgresql+psycopg", 3307, {"sslmode": "require"})
+    assert found["s3.secret-access-key"] == "the-key-of-the-bucket"
+    assert "the-key-of-the-bucket" not in redact("no access with the-key-of-the-bucket")
+    assert SECRET not in redact(f"cannot open {found['uri']}")
