@@ -54,6 +54,8 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, orphans: bool = True
     now_us = ready.meta.now_us()
     catalog, of_cuts = ready.catalogs.of(target), cut_table.identifier_of(target)
     with catalog_answers(target):
+        if not catalog.table_exists(of_cuts):  # no run has made the lake's tables yet
+            return Maintained(0, 0, Forgotten(0, 0, 0), 0)
         published = {one.snapshot_id for one in cut_table.shown(catalog.load_table(of_cuts))}
     cuts.complete(ready.store, target.name, published, before_us=now_us - GRACE_US)
     known = list(cuts.newest_first(ready.store, target.name))
