@@ -197,10 +197,15 @@ def test_every_key_of_the_models_has_a_description() -> None:
     assert missing == []
 
 
-def test_the_example_of_configuration_md_is_a_pipeline() -> None:
-    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    example = text.split("```yaml\n")[1].split("```")[0]
-    assert config.parse(example, where="docs/configuration.md").pipeline == "shop"
+def test_every_pipeline_file_that_a_document_shows_is_valid() -> None:
+    shown = [
+        (path.name, example)
+        for path in (*sorted(DOCS.glob("*.md")), ROOT / "README.md")
+        for example in re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        if "pipeline" in yaml.safe_load(example)
+    ]
+    assert {"configuration.md", "coming-from.md"} <= {name for name, _ in shown}
+    assert {config.parse(example, where=name).pipeline for name, example in shown} == {"shop"}
 
 
 def test_the_schema_file_is_the_schema_of_the_models() -> None:
