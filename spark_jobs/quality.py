@@ -29,7 +29,7 @@ GATHERED_ROWS = 1_000_000
 """So many rows at most of a run that Spark does are judged in memory (suite_runner.py), without the JVM; of a run that
 the driver does, all."""
 GATHERED_BYTES = 16 << 20
-"""Of those that a pipeline's own suite judges: Arrow's columns, those of pandas, and what an expectation makes of them
+"""The rows that a pipeline's own suite judges: Arrow's columns, those of pandas, and what an expectation makes of them
 take four times as much."""
 
 

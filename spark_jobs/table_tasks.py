@@ -36,7 +36,7 @@ from spark_jobs.step_files import StepFiles
 
 TASKS_PER_CORE = 4
 THREADS = 4
-"""Of the driver. They wait for the target's servers most of the time, and for the stage."""
+"""The driver's. They wait for the target's servers most of the time, and for the stage."""
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 

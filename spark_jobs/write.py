@@ -190,8 +190,8 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
 
 
 def last_batches(table: MergeTable) -> dict[str, int]:
-    """By source, where the last batch of the run that has changes of the table begins. Copied rows are between the
-    batches of the log that end and begin at their place."""
+    """For each source, where the last batch of the run that has changes of the table begins. Copied rows are between
+    the batches of the log that end and begin at their place."""
     last: dict[str, int] = {}
     for file in table.files:
         source = file.batch_id.partition("/")[0]

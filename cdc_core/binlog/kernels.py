@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cdc_core.binlog.compiled import kernel
+from cdc_core.binlog.compiled import inlined, kernel
 
 # mypy: disable-error-code="no-untyped-def"
 
-_TENS = np.array([10**k for k in range(10)], np.uint64)
+TENS = np.array([10**k for k in range(10)], np.uint64)
 
 
 @kernel
@@ -156,6 +156,24 @@ def _group(buf, at, n, mask):
     return v
 
 
+@inlined
+def times_plus(lo, hi, ten, v):
+    """The halves of (hi, lo) * ten + v; ten is below 2^30."""
+    low32 = np.uint64(0xFFFFFFFF)
+    a = (lo & low32) * ten + v
+    b = (lo >> np.uint64(32)) * ten + (a >> np.uint64(32))
+    return (a & low32) | (b << np.uint64(32)), hi * ten + (b >> np.uint64(32))
+
+
+@inlined
+def signed(lo, hi, negative):
+    """The halves of a number with this sign, in two's complement."""
+    if not negative:
+        return lo, hi
+    low = ~lo + np.uint64(1)
+    return low, ~hi + (np.uint64(1) if low == 0 else np.uint64(0))
+
+
 @kernel
 def decimals(buf, off, length, sizes, digits, out):
     """DECIMAL of up to 38 digits as 128-bit integers, [i, 0] the low and [i, 1] the high half.
@@ -163,7 +181,6 @@ def decimals(buf, off, length, sizes, digits, out):
     sizes, digits: bytes and decimal digits of each group, first to last. Returns the first row whose groups hold
     more than their digits can, else -1.
     """
-    low32 = np.uint64(0xFFFFFFFF)
     for i in range(off.shape[0]):
         out[i, 0] = 0
         out[i, 1] = 0
@@ -179,19 +196,11 @@ def decimals(buf, off, length, sizes, digits, out):
             if g == 0:
                 v ^= np.uint64(0x80) << np.uint64(8 * (sizes[0] - 1))
             at += sizes[g]
-            ten = _TENS[digits[g]]
+            ten = TENS[digits[g]]
             if v >= ten:
                 return i
-            # (hi, lo) = (hi, lo) * ten + v, in halves of 32 bits: ten is below 2^30.
-            a = (lo & low32) * ten + v
-            b = (lo >> np.uint64(32)) * ten + (a >> np.uint64(32))
-            lo = (a & low32) | (b << np.uint64(32))
-            hi = hi * ten + (b >> np.uint64(32))
-        if negative:
-            lo = ~lo + np.uint64(1)
-            hi = ~hi + (np.uint64(1) if lo == 0 else np.uint64(0))
-        out[i, 0] = lo
-        out[i, 1] = hi
+            lo, hi = times_plus(lo, hi, ten, v)
+        out[i, 0], out[i, 1] = signed(lo, hi, negative)
     return -1
 
 
@@ -216,7 +225,7 @@ def decimal_text(buf, off, length, sizes, digits, whole_groups, width, size, out
             if g == 0:
                 v ^= np.uint64(0x80) << np.uint64(8 * (sizes[0] - 1))
             at += sizes[g]
-            if v >= _TENS[digits[g]]:
+            if v >= TENS[digits[g]]:
                 return i
             if g == whole_groups:
                 if not begun:
@@ -226,7 +235,7 @@ def decimal_text(buf, off, length, sizes, digits, whole_groups, width, size, out
                 d += 1
                 begun = True
             for k in range(digits[g] - 1, -1, -1):
-                digit = v // _TENS[k] % np.uint64(10)
+                digit = v // TENS[k] % np.uint64(10)
                 if begun or digit:
                     out[d] = np.uint8(48 + digit)
                     d += 1

@@ -335,7 +335,7 @@ def _any_of(lacks: pa.DictionaryArray, names: Collection[str]) -> Flags:
 
 
 def lacking(lacks: pa.DictionaryArray, asked: Callable[[frozenset[str]], bool]) -> Flags:
-    """Of which rows the names in `_cdc_absent` are as asked; False where it is null."""
+    """The rows whose names in `_cdc_absent` are as asked; False where it is null."""
     found = [asked(frozenset(json.loads(text))) for text in lacks.dictionary.to_pylist()]
     return np.array([*found, False])[filled(lacks.indices)]
 

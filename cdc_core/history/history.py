@@ -39,8 +39,8 @@ class Counts:
 
 
 class History:
-    """Of one part. counting: gives the truncates that count. first: the part counts them, which are in every part.
-    reduced_rows: in place of REDUCED_ROWS."""
+    """The history of one part. counting: gives the truncates that count. first: the part counts them, which are in
+    every part. reduced_rows: in place of REDUCED_ROWS."""
 
     def __init__(
         self, rule: TableRule, counting: Counting, *, first: bool = True, reduced_rows: int | None = None

@@ -94,7 +94,7 @@ def _has_text(literal: pa.MapArray, name: str) -> Flags:
 
 
 def _sorted(literal: pa.MapArray, unmatched: Sequence[str]) -> pa.MapArray:
-    """By the names of the columns, so that equal rows have equal maps; without texts of some columns."""
+    """The map in the order of the columns' names, so that equal rows have equal maps; without texts of some columns."""
     if literal.null_count == len(literal):
         return literal
     entries = LiteralEntries.of(literal)

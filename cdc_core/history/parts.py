@@ -92,7 +92,7 @@ def split(events: pa.Table, rule: TableRule, parts: Parts) -> Iterator[tuple[int
 
 
 def key_links(events: pa.Table, rule: TableRule) -> npt.NDArray[np.uint64]:
-    """Of rows that came under a new key without all values: the hashes of both keys, a pair a row."""
+    """The hashes of both keys, a pair a row, of rows that came under a new key without all values."""
     moved = events.filter(events.column(INHERITS))
     order = pc.sort_indices(moved.select([SOURCE, SEQ, ROW, FORMER]).cast(_PLAIN), sort_keys=_BY_CHANGE)
     return hashes_of(_key(moved.take(order), rule)).reshape(-1, 2)
@@ -149,7 +149,7 @@ def _words(column: pa.Array) -> npt.NDArray[np.generic]:
 
 
 def _hashes_of_bytes(column: pa.BinaryArray) -> Hashes:
-    """Of each value, the sum of its bytes, each times a number that its place gives, and its length."""
+    """For each value, the sum of its bytes, each times a number that its place gives, and its length."""
     if not len(column):
         return np.zeros(0, np.uint64)
     _, offsets, data = column.buffers()

@@ -189,7 +189,7 @@ class Renewal:
 
 
 Renewals = Mapping[str, Mapping[str, Renewal]]
-"""By logical table and by shard."""
+"""Keyed by logical table and shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class StillLost:
 
 NOTHING_LOST = StillLost()
 LastWrites = Mapping[str, Mapping[str, LastWrite]]
-"""By logical table and by shard (`database.table`)."""
+"""Keyed by logical table and shard (`database.table`)."""
 
 
 @dataclass(frozen=True, slots=True)

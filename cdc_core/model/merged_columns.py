@@ -58,7 +58,7 @@ BORN = "_cdc_born"
 
 # In tables with a key whose shard key is not part of it.
 FORMER_SHARD_KEYS = "_cdc_former_shard_keys"
-"""By shard key, a struct of lists: the values that the row had before."""
+"""A struct of lists: for each shard key, the values that the row had before."""
 SHARD_UNKNOWN = "_cdc_shard_unknown"
 """Whether some change of the row did not have the former shard key."""
 

@@ -66,8 +66,9 @@ ROW_BITS = 24
 MAX_ROWS_OF_EVENT = 1 << ROW_BITS
 
 RESERVED_PREFIX = "_cdc_"
-"""Of all bookkeeping: of staged rows, of merged ones (model/merged_columns.py), and of what Spark adds on the way. Not
-reserved is VERSION_COLUMN: target tables have it, which may be sources themselves, and no row on its way does."""
+"""All bookkeeping has it: that of staged rows, of merged ones (model/merged_columns.py), and of what Spark adds on the
+way. Not reserved is VERSION_COLUMN: target tables have it, which may be sources themselves, and no row on its way
+does."""
 
 
 def absent_text(after: Iterable[str], before: Iterable[str] = ()) -> str | None:

@@ -34,7 +34,8 @@ import pyarrow.compute as pc
 VERSION_COLUMN = "_cdc_version"
 """The target's column for the version."""
 VERSION_PATTERN = rf".*\.{VERSION_COLUMN}"
-"""Of `tables.columns.exclude`, where sources have been targets: the column is Lockstep's, and no row lacks anything."""
+"""For `tables.columns.exclude`, where sources have been targets: the column is Lockstep's, and no row lacks
+anything."""
 VERSION_BYTES = 84
 """Width of the VARBINARY column: 24 bytes of numbers and a source name, which has at most 48 (config.NAME)."""
 ORIGIN_BYTES = 8

@@ -19,7 +19,7 @@ def statements_of(meta: Meta, source: Source) -> Iterator[tuple[DefinedSince, st
 
 
 def renames_of(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str], ...]]:
-    """By logical table, the columns that got other names, (old, new), in the order of the log."""
+    """For each logical table, the columns that got other names, (old, new), in the order of the log."""
     found: dict[str, tuple[tuple[str, str], ...]] = {}
     for source in pipeline.sources:
         for one, logical in statements_of(meta, source):

@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CapturedTables:
-    """Of all sources: the origins of each logical table; tables that no target can take, with the reason; the servers'
-    identities (check_targets.identity)."""
+    """What all sources have: the origins of each logical table; tables that no target can take, with the reason; and
+    the servers' identities (check_targets.identity)."""
 
     origins: Mapping[str, Sequence[Origin]]
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -358,7 +358,8 @@ def _require_unmoved(meta: Meta, target: MysqlTarget, logicals: Sequence[str]) -
 
 
 def _staged_origins(schemas: Sequence[TableSchema], present: Sequence[Origin]) -> list[Origin]:
-    """Of the staged rows, with what the source says beside; and of the other tables that feed the same logical one."""
+    """The origins of the staged rows, with what the source says beside, and of other tables that feed the logical
+    one."""
     known: dict[str, list[Origin]] = {}
     for origin in present:
         known.setdefault(origin.schema.name, []).append(origin)

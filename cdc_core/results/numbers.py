@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cdc_core.binlog.compiled import kernel
+from cdc_core.binlog.kernels import TENS, signed, times_plus
 
 # mypy: disable-error-code="no-untyped-def"
-
-_TENS = np.array([10**k for k in range(10)], np.uint64)
 
 
 @kernel
@@ -18,7 +17,6 @@ def decimals(buf, off, length, precision, scale, out):
     [i, 0]: the low half, [i, 1]: the high one. Returns the first row that is not such a number, or has more digits than
     precision and scale allow, else -1.
     """
-    low32 = np.uint64(0xFFFFFFFF)
     for i in range(off.shape[0]):
         out[i, 0] = 0
         out[i, 1] = 0
@@ -66,26 +64,15 @@ def decimals(buf, off, length, precision, scale, out):
             held += 1
             if held == 9:
                 if hi == 0 and lo >> np.uint64(32) == 0:
-                    lo = lo * _TENS[9] + chunk
+                    lo = lo * TENS[9] + chunk
                 else:
-                    a = (lo & low32) * _TENS[9] + chunk
-                    b = (lo >> np.uint64(32)) * _TENS[9] + (a >> np.uint64(32))
-                    lo = (a & low32) | (b << np.uint64(32))
-                    hi = hi * _TENS[9] + (b >> np.uint64(32))
+                    lo, hi = times_plus(lo, hi, TENS[9], chunk)
                 chunk = np.uint64(0)
                 held = 0
         if not seen or digits > precision or fraction > scale:
             return i
-        ten = _TENS[held]
-        a = (lo & low32) * ten + chunk
-        b = (lo >> np.uint64(32)) * ten + (a >> np.uint64(32))
-        lo = (a & low32) | (b << np.uint64(32))
-        hi = hi * ten + (b >> np.uint64(32))
-        if negative:
-            lo = ~lo + np.uint64(1)
-            hi = ~hi + (np.uint64(1) if lo == 0 else np.uint64(0))
-        out[i, 0] = lo
-        out[i, 1] = hi
+        lo, hi = times_plus(lo, hi, TENS[held], chunk)
+        out[i, 0], out[i, 1] = signed(lo, hi, negative)
     return -1
 
 

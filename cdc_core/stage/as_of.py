@@ -51,8 +51,9 @@ class AsOf:
         return place is None or part.max_seq >= place.seq
 
     def later(self, manifests: Iterable[Manifest]) -> dict[str, list[int]]:
-        """By source, the order keys where batches begin whose windows do not begin before the time, in order: what they
-        have came later, whatever its own time is. Readers of files with rows of several batches leave it out."""
+        """For each source, the order keys where batches begin whose windows do not begin before the time, in order:
+        what they have came later, whatever its own time is. Readers of files with rows of several batches leave it
+        out."""
         found: dict[str, list[int]] = {}
         for one in manifests:
             if self.time_us is not None and one.window_start_us >= self.time_us and not one.copied:
@@ -94,7 +95,7 @@ class AsOf:
         ]
 
     def require_staged(self, checkpoints: Mapping[str, Checkpoint | None]) -> None:
-        """By source. Raises Refused (stage.as_of), UsageError (usage.argument)."""
+        """Each source must be staged up to the moment. Raises Refused (stage.as_of), UsageError (usage.argument)."""
         if self.position is not None and len(checkpoints) > 1:
             raise UsageError(
                 f"A position belongs to one source, and the pipeline has {len(checkpoints)}.",

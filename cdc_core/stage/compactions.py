@@ -58,7 +58,7 @@ class Compactions:
         return ranges[number] if number >= 0 and seq < ranges[number].end.seq else None
 
     def counts_of(self, manifest: Manifest) -> BatchCounts | None:
-        """Of a batch as it was staged; None for one that is not compacted."""
+        """The counts of a batch as it was staged; None for one that is not compacted."""
         place = manifest.begin.position.seq
         found = None if manifest.copied else self.at(manifest.source, place)
         if found is None:
@@ -66,7 +66,7 @@ class Compactions:
         return found.counts[bisect_right(found.batches, place, key=lambda one: one.begin.position.seq) - 1]
 
     def path_of(self, part: Part) -> str:
-        """Of the file that has the rows of a batch's part now."""
+        """The path of the file that has the rows of a batch's part now."""
         other = self.instead_of(part.path, part.table, part.schema_id, part.max_seq)
         return part.path if other is None else other.path
 

@@ -31,7 +31,7 @@ def needed_parts(
 
 
 def emptied_before(manifests: Iterable[Manifest], table: str, as_of: AsOf | None = None) -> dict[SourceTable, int]:
-    """By source table, an order key that is not after its last `t` of the moment."""
+    """For each source table, an order key that is not after its last `t` of the moment."""
     found: dict[SourceTable, int] = {}
     for manifest in manifests:
         for part in manifest.parts:

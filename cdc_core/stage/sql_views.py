@@ -157,8 +157,8 @@ def _alike(tables: Sequence[str]) -> list[str]:
 
 
 def _sql_names(connection: duckdb.DuckDBPyConnection, table: str) -> dict[str, dict[str, str]]:
-    """By suffix, the SQL of the names of a table's views, by the name in small letters without its schema, which is
-    created."""
+    """For each suffix, the SQL of the names of a table's views by the name in small letters without its schema, which
+    is created."""
     database, _, short = table.partition(".")
     found = {suffix: {f"{table}{suffix}".casefold(): quoted(table + suffix)} for suffix in _VIEWS}
     if database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS:

@@ -19,7 +19,7 @@ from cdc_core.stage.objects import ObjectStore
 
 
 def coverage_of(store: ObjectStore, source: str, manifests: Iterable[Manifest]) -> dict[str, TableCoverage]:
-    """Of each source table, as of the end of the manifests, which are those of one source in stream order."""
+    """The coverage of each source table as of the end of the manifests, those of one source in stream order."""
     horizon = read(store, source)
     return settled_coverage({} if horizon is None else horizon.coverage, manifests)
 

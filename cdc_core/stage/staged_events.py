@@ -19,9 +19,9 @@ from cdc_core.stage.intact import StagedBytes, open_intact
 from cdc_core.stage.objects import ObjectStore
 
 _FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
-"""Of a batch that is read, before what it takes is known: a file may hold a long value once for many rows."""
+"""The bounds of a batch that is read before its size is known: a file may hold a long value once for many rows."""
 _GATHERED_ROWS, _GATHERED_BYTES_A_ROW = 1 << 18, 1 << 7
-"""Of events that are given at once."""
+"""The bounds of events that are given at once."""
 _PLAIN_BYTES, _BYTES_OF_CHARACTER = 16, 4
 
 
@@ -121,7 +121,7 @@ def _batch_rows(group: pq.RowGroupMetaData, schema: TableSchema, names: Sequence
 
 
 def _longest_bytes(kind: ColumnType) -> int:
-    """Of a value in memory, as the type is declared."""
+    """The most bytes of a value in memory, as the type is declared."""
     if not is_long(kind):
         return _PLAIN_BYTES
     if kind.labels:

@@ -70,8 +70,8 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
 
 
 def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[tuple[str, str], dict[str, int]]:
-    """By source and source table: columns, in small letters, that were dropped and added again, and the order key from
-    which on their values hold.
+    """For each source table of a source: columns, in small letters, that were dropped and added again, and the order
+    key from which on their values hold.
 
     A batch may also know the definition after a statement that stopped the source right after the batch: what that
     statement did to values does not hold yet.

@@ -314,7 +314,7 @@ class StartCopyOperator(BaseOperator):
 
 
 def _http_status(error: Exception) -> int | None:
-    """Of an answer of Airflow's API server: to this process, or to the one that supervises it."""
+    """The status of an answer of Airflow's API server: to this process, or to the one that supervises it."""
     if isinstance(error, AirflowRuntimeError):
         return (error.error.detail or {}).get("status_code")
     return getattr(getattr(error, "response", None), "status_code", None)

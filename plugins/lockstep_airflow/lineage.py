@@ -62,7 +62,7 @@ Lineage = OperatorLineage[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Of a dataset. shards: the physical tables of a sharded one."""
+    """The name of a dataset. shards: the physical tables of a sharded one."""
 
     namespace: str
     name: str
@@ -71,7 +71,7 @@ class Name:
 
 @dataclass(slots=True)
 class _Written:
-    """Of one staged table, in some batches. schemas: of the source tables that feed it, by name; the newest."""
+    """What some batches have of a staged table. schemas: of the source tables that feed it, by name; the newest."""
 
     rows: int = 0
     size_bytes: int = 0
@@ -106,7 +106,7 @@ def of_copy(file: str, source: str, context: Context) -> Lineage:
 
 
 def of_spark_job(file: str, job: str, target: str, context: Context) -> Lineage:
-    """Of quality: what the suites of the run have found. Of the others nothing: what they wrote counts once it is
+    """What the suites of the run have found, from quality. From the others nothing: what they wrote counts once it is
     committed."""
     if job != QUALITY.name:
         return OperatorLineage()
@@ -210,14 +210,14 @@ def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore)
 
 
 def staged_name(pipeline: Pipeline, logical: str) -> Name:
-    """Of the folder of a staged table."""
+    """The name of the folder of a staged table."""
     parts = urlsplit(pipeline.stage.uri)
     folder = f"{parts.path.rstrip('/')}/{table_prefix(logical).rstrip('/')}"
     return Name("file", folder) if parts.scheme == "file" else Name(f"s3://{parts.netloc}", folder.lstrip("/"))
 
 
 def target_name(pipeline: Pipeline, target: Target, logical: str) -> Name:
-    """Of a table of a target. Raises UsageError (config.unset, config.invalid)."""
+    """The name of a table of a target. Raises UsageError (config.unset, config.invalid)."""
     if isinstance(target, IcebergTarget):
         from cdc_core.lake.catalogs import identifier, name_of
 

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class _PipelineOperator(Leaving, BaseOperator):
-    """Of one pipeline file."""
+    """A task of one pipeline file."""
 
     ui_color = "#e8eefb"
 
@@ -465,7 +465,7 @@ def asset_name(pipeline: str, target: str, table: str) -> str:
 
 
 def _positions(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:
-    """By source: where the run's first batch begins and where its last one ends; not of batches that were forgotten."""
+    """For each source, where the run's first batch begins and its last one ends; not of batches that were forgotten."""
     ends: dict[str, tuple[str, str]] = {}
     for batch_id in plan.target(target).batches:
         source = batch_id.partition("/")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -126,16 +125,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("-m") != "matrix or move_sample":
         return
     ended: dict[str, str] = {}
-    random_ends: Counter[tuple[str, str, str, str]] = Counter()
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
             name = report.nodeid.partition("[")[2].rpartition("-")[0]
             for key, value in getattr(report, "user_properties", ()):
-                if key == "ended" and "|" in value:
-                    *what, count = value.split("|")
-                    random_ends[what[0], what[1], what[2], what[3]] += int(count)
-                elif key == "ended":
+                if key == "ended":
                     ended[name] = value if outcome == "passed" else "NOT AS EXPECTED"
-    tables = [line for one in cutover_cases.DIRECTIONS for line in (*cutover_cases.table(one, ended), "")]
-    for line in [*tables, *cutover_cases.random_table(random_ends)]:
-        terminalreporter.write_line(line)
+    for direction in cutover_cases.DIRECTIONS:
+        for line in (*cutover_cases.table(direction, ended), ""):
+            terminalreporter.write_line(line)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc_core.operations.cutover.cutover_states import State
-
 ROLLED_BACK, SWITCHED, EITHER = "rolled back", "switched", "either"
 """EITHER: it depends on how soon the server is there again."""
 
@@ -127,17 +125,3 @@ def table(direction: str, outcomes: Mapping[str, str] | None = None) -> list[str
         [at.step, at.moment, *(cells[at.step, at.moment, killed] for killed in VICTIMS)] for at in _MOMENTS[direction]
     ]
     return [f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows]]
-
-
-def random_table(ended: Mapping[tuple[str, str, str, str], int]) -> list[str]:
-    """How many cutovers ended how. ended: by state, what was killed in it, direction and end."""
-    ways = [(direction, end) for direction in ("there", "back") for end in (SWITCHED, ROLLED_BACK)]
-    heads = ["state", "killed or paused", *(f"{direction}: {end}" for direction, end in ways)]
-    order = [str(state) for state in State]
-    struck = sorted(
-        {(state, victim) for state, victim, *_ in ended},
-        key=lambda one: (order.index(one[0]) if one[0] in order else len(order), one[1]),
-    )
-    rows = [[*one, *(str(ended.get((*one, *way), 0)) for way in ways)] for one in struck]
-    total = ["all", "", *(str(sum(n for (*_, a, b), n in ended.items() if (a, b) == way)) for way in ways)]
-    return [f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows, total]]

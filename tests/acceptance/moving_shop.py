@@ -72,7 +72,6 @@ class Application:
         self.written: dict[str, dict[int, int]] = {table: {} for table in TABLES}
         self._count = 0
         self.refused = self.expired = 0
-        self.longest_s = 0.0
         self.errors: list[Exception] = []
         self._stop = threading.Event()
         self._turns = [threading.Lock() for _ in range(3)]
@@ -115,10 +114,8 @@ class Application:
                 table = TABLES[turn % 2]
                 key = number + 3 * (turn * 7 % 50 if turn % 10 else 10_000 + turn)
                 with self._turns[number]:
-                    before_s = time.monotonic()
                     while not self._put(sessions, table, key, turn):
                         time.sleep(0.01)
-                    self.longest_s = max(self.longest_s, time.monotonic() - before_s)
                     self.written[table][key] = turn
                     self._count += 1
                 time.sleep(self._pause_s)
@@ -252,20 +249,6 @@ def shop(lockstep: Any, source: Any, target: Any) -> Iterator[Shop]:
         for server, names in ((source, [name]), (target, [f"{name}_0", f"{name}_1"])):
             for one in names:
                 drop_database(server, one)
-
-
-def after_a_kill(made: Shop, verb: str) -> dict[str, Any]:
-    """The answer to a command for a cutover whose process was killed, as soon as the lease allows."""
-    end_s = time.monotonic() + 90
-    while True:
-        done = made.lockstep("cutover", verb, "shop.yaml", code=None)
-        document: dict[str, Any] = json.loads(done.out)
-        code = document.get("error", {}).get("code")
-        if code not in ("lease.held", "cutover.rolled_back"):
-            assert code is None, done.out + done.err
-            return document
-        assert time.monotonic() < end_s, done.out + done.err
-        time.sleep(0.5)
 
 
 def goes_on(made: Shop, application: Application) -> None:

@@ -10,8 +10,7 @@
 What follows is what a person would do: resume or abort, an answer to the question where the application writes, and
 what an error advises. `lockstep cutover status` must end with 4 while a person must act, and with 0 afterwards.
 
-Each cutover has a number, from which all choices come. A file keeps what was seen of each, so that runs add up: the
-next one begins with the next number.
+Each cutover has a number, from which all choices come.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ import os
 import random
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -131,57 +129,31 @@ class MetaReader:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """One cutover. servers: source and target. state: in which the victim was struck; "" if the cutover had ended
-    before. answers: what people said to end it."""
+    """One cutover. state: in which the victim was struck; "" if the cutover had ended before. answers: what people said
+    to end it. log: the end of what the command said."""
 
     number: int
-    servers: str
     direction: str
     victim: str
     state: str
     ended: str
     answers: tuple[str, ...]
-    took_s: float
-    log: str = ""
-
-
-class Log:
-    """A file with a line of JSON for each cutover."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self, servers: str) -> list[Struck]:
-        """What was seen with these servers, in earlier runs as well."""
-        if not self._path.is_file():
-            return []
-        lines = map(json.loads, self._path.read_text(encoding="utf-8").splitlines())
-        known = {one.name for one in fields(Struck)}
-        return [
-            Struck(**{name: value for name, value in line.items() if name in known})
-            for line in lines
-            if line["servers"] == servers
-        ]
-
-    def add(self, one: Struck, writes: int) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(one) | {"writes": writes}) + "\n")
+    log: str
 
 
 class RandomCutovers:
-    """servers: their name. made: its meta database is the one of `meta`, a server that can be struck. dwelled_s: how
+    """made: its meta database is the one of `meta`, a server that can be struck. dwelled_s: how
     long the last cutover was in each state; kept up to date."""
 
     def __init__(
         self,
-        servers: str,
         made: Shop,
         commands: ForkedCommands,
         meta: Any,
         reader: MetaReader,
         dwelled_s: dict[str, float],
     ) -> None:
-        self._named, self._made, self._commands, self._reader = servers, made, commands, reader
+        self._made, self._commands, self._reader = made, commands, reader
         self._servers = {SOURCE: made.source, TARGET: made.target, META: meta}
         self._dwelled_s = dwelled_s
         self._chance = random.Random()
@@ -195,7 +167,7 @@ class RandomCutovers:
         """Leads the application to the other place, or tries to. When it returns, the cutover has ended, and nothing is
         left that a person would have to do. number: below 0, nothing is struck."""
         self._written = application.written
-        made, began_s = self._made, time.monotonic()
+        made = self._made
         _until(self._reader.lease_is_free)  # of a process that could not give it back
         self._chance.seed(number)
         victim, wanted = strike_of(number) if number >= 0 else (NOTHING, "")
@@ -244,8 +216,8 @@ class RandomCutovers:
         # A forked process reports what the modules of its parent have left.
         said = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith(_LEAKS)]
         return Struck(
-            number, self._named, "there" if there else "back", victim, state,
-            SWITCHED if switched else ROLLED_BACK, answers, time.monotonic() - began_s, "\n".join(said)[-3000:],
+            number, "there" if there else "back", victim, state,
+            SWITCHED if switched else ROLLED_BACK, answers, "\n".join(said)[-3000:],
         )  # fmt: skip
 
     def _struck(
@@ -427,11 +399,6 @@ class RandomCutovers:
         done = made.lockstep("cutover", said[0], file, *said[1:], code=None)
         code = json.loads(done.out).get("error", {}).get("code", "") if done.out.strip() else f"code {done.code}"
         return f"{state}: {' '.join(said)}{f' ({code})' if code else ''}"
-
-
-def ends_of(found: Iterable[Struck]) -> Counter[tuple[str, str, str, str]]:
-    """How many cutovers ended how: by state, victim, direction and end."""
-    return Counter((one.state or "none", one.victim, one.direction, one.ended) for one in found)
 
 
 def _until(reached: Callable[[], bool]) -> None:

@@ -69,25 +69,3 @@ def test_rows_that_go_with_their_parents_go_at_the_target_with_the_next_run(
     assert items(mariadb_target) == items(mariadb) == [(1, 1), (4, 9)]
     lockstep("verify", "shop.yaml")
     assert "by a foreign key" not in lockstep("status", "shop.yaml").out
-
-
-@pytest.mark.matrix
-@pytest.mark.timeout(600)
-def test_a_key_that_comes_again_spelled_otherwise_after_a_delete_that_no_log_has_is_written(
-    lockstep: Any, mariadb: Any, mariadb_target: Any, name: str
-) -> None:
-    write(lockstep, name, "orders|named", "record")
-    mariadb.run(
-        f"CREATE TABLE {name}.named (k VARCHAR(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci PRIMARY KEY, "
-        "order_id INT, FOREIGN KEY (order_id) REFERENCES orders (id) ON DELETE CASCADE)",
-        f"INSERT INTO {name}.named VALUES ('b', 2)",
-    )
-    lockstep("run", "shop.yaml")
-    mariadb.run(
-        f"INSERT INTO {name}.named VALUES ('a', 1)",
-        f"DELETE FROM {name}.orders WHERE id IN (1, 2)",
-        f"INSERT INTO {name}.named VALUES ('A', 3), ('B', 3)",
-    )
-    lockstep("run", "shop.yaml")
-    for server in (mariadb, mariadb_target):
-        assert server.run("SELECT k, order_id FROM named ORDER BY 1", database=name) == [("A", 3), ("B", 3)]

@@ -458,33 +458,6 @@ def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
     assert rows_of(copied) == rows_of(shop)
 
 
-@pytest.mark.matrix
-@pytest.mark.spark
-def test_a_replay_builds_an_empty_target_without_the_source_and_repeated_changes_nothing(
-    shop: Any, copied: Any, lockstep: Any
-) -> None:
-    copied.execute(ORDERS)
-    file = lockstep.directory / "shop.yaml"
-    name = re.search(r"targets:\n *- *\{?name: (\w+)", file.read_text())
-    assert name is not None
-    file.write_text(file.read_text().replace("targets:\n", f"targets:\n{REPLAY_ONLY}"))
-    changes(shop)
-    lockstep("extract", "shop.yaml")
-    expected = rows_of(shop)
-    lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"
-
-    (built,) = lockstep("run", "shop.yaml", "--replay", "--target", "again").document["ledgers"]
-    assert (built["staged_rows"], built["key_changes"], built["equal"], built["problems"]) == (6, 1, 0, [])
-    assert rows_of(copied) == expected
-    before = copied.execute("SELECT *, _cdc_version FROM orders ORDER BY order_id")
-    (same,) = lockstep("run", "shop.yaml", "--replay", "--target", "again").document["ledgers"]
-    assert (same["winners"], same["problems"]) == (built["winners"], [])
-    assert same["winners"] == same["equal"] + same["absent"]
-    assert copied.execute("SELECT *, _cdc_version FROM orders ORDER BY order_id") == before
-    (target,) = lockstep("status", "shop.yaml", code=None).document["targets"]
-    assert (target["target"], target["records"]) == (name[1], {})
-
-
 @pytest.mark.spark
 def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_does(
     shop: Any, copied: Any, lockstep: Any

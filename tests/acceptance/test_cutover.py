@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +18,6 @@ import pytest
 from cdc_core.errors import RetryLater
 from cdc_core.operations.cutover import hold, machine
 from cdc_core.operations.cutover.locks import Locks
-from cdc_core.targets.bookkeeping.gates import open_gates
 from examples.sandbox.mariadb import MariaDb
 from spark_jobs.driver import Driver
 from tests.acceptance.moving_shop import (
@@ -29,12 +26,9 @@ from tests.acceptance.moving_shop import (
     REST,
     TABLES,
     Shop,
-    after_a_kill,
     goes_on,
-    settled,
     shop,
 )
-from tests.lab.shell import export
 
 pytestmark = pytest.mark.spark
 EMPTYING = """
@@ -136,75 +130,6 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         assert (over["code"], "was completed" in over["what"]) == ("usage.nothing_open", True)
 
 
-def killed_at(made: Shop, state: str, verb: str) -> None:
-    """Runs a cutover, as soon as the lease of a killed one allows, and kills it with all that it has started when it
-    says that it has come to a state."""
-    end_s = time.monotonic() + 90
-    while not _came_to(made, state, verb):
-        assert time.monotonic() < end_s
-        time.sleep(0.5)
-
-
-def _came_to(made: Shop, state: str, verb: str) -> bool:
-    process = subprocess.Popen(
-        made.lockstep.command("cutover", verb, "shop.yaml"), cwd=made.folder, env=made.lockstep.environment, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    said = []
-    try:
-        for line in process.stderr:
-            said.append(line)
-            if line.strip() == state:
-                return True
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
-    assert "lease.held" in "".join(said), "".join(said)
-    return False
-
-
-@pytest.mark.matrix
-@FROM_MARIADB
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "states",
-    [
-        pytest.param(["STOPPED", "ARMED"], id="sample"),
-        pytest.param(["CHASE", "DRAINED", "PROVED", "STOPPED", "ARMED"], id="all", marks=pytest.mark.matrix),
-    ],
-)
-def test_a_cutover_that_is_killed_leaves_the_application_where_it_was(
-    lockstep: Any, servers: tuple[Any, Any], states: list[str]
-) -> None:
-    with shop(lockstep, *servers) as made:
-        lockstep("run", "shop.yaml")
-        with made.application() as application:
-            goes_on(made, application)
-            verb = "run"
-            for state in states:
-                killed_at(made, state, verb)
-                if state == "ARMED":  # or further; its gates are closed until the next one opens them
-                    if settled(made, there=True) == "WATCH":
-                        break
-                    verb = "run"
-                else:
-                    verb = "resume"
-                    assert made.called() == []
-                goes_on(made, application)
-            found = after_a_kill(made, verb)
-            assert found["state"] == "WATCH"
-            goes_on(made, application)
-        assert not application.errors
-        for table in TABLES:
-            assert made.new(table) == application.written[table] | REST
-        assert made.cutover("back", "shop.yaml")["state"] == "COMPLETE"  # although the way back has not run by itself
-        for table in TABLES:
-            assert made.old(table) == made.new(table)
-
-
 @pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(900)
@@ -245,26 +170,6 @@ def test_only_a_person_answers_for_a_switch_command_that_did_not(lockstep: Any, 
         lockstep("run", "shop_back.yaml")
         for table in TABLES:
             assert made.old(table) == made.new(table)
-
-
-@FROM_MARIADB
-@pytest.mark.matrix
-@pytest.mark.timeout(600)
-def test_writes_to_old_tables_that_somebody_has_opened_are_found_when_a_person_answers(
-    lockstep: Any, servers: tuple[Any, Any]
-) -> None:
-    with shop(lockstep, *servers) as made:
-        made.behave("exit 9")
-        lockstep("run", "shop.yaml")
-        assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
-        export(lockstep.environ)
-        open_gates({"env:SOURCE": [(made.name, "orders")]})
-        made.source.run(f"INSERT INTO {made.name}.orders VALUES (7, 7)")
-        slipped = made.cutover("resume", "shop.yaml", "--answer", "switched", code=4)["error"]
-        assert (slipped["code"], "the old tables took 1 changes" in slipped["what"]) == ("cutover.slipped_before", True)
-        assert made.cutover("status", "shop.yaml")["state"] == "WATCH"
-        with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
-            made.source.run(f"DELETE FROM {made.name}.orders")
 
 
 def _waiting_hook(made: Shop) -> Path:
@@ -325,24 +230,6 @@ def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: An
         assert not application.errors
         assert made.new("orders") == application.written["orders"] | {1000: 99, 1001: 1, 1002: 2}
         assert made.new("items") == application.written["items"] | {1000: 77, 1001: 1, 1002: 2}
-
-
-@pytest.mark.matrix
-@pytest.mark.timeout(600)
-def test_writes_that_were_stopped_for_too_long_continue(lockstep: Any, mariadb: Any, mariadb_target: Any) -> None:
-    with shop(lockstep, mariadb, mariadb_target) as made:
-        made.behave(more=f"attempts: 2, stop_with: {made.folder}/switch.sh")
-        text = (made.folder / "shop.yaml").read_text().replace("budget_s: 20", "budget_s: 0.4")
-        (made.folder / "shop.yaml").write_text(text)
-        lockstep("run", "shop.yaml")
-        with made.application() as application:
-            goes_on(made, application)
-            error = made.cutover("run", "shop.yaml", code=75)["error"]
-            assert error["code"] == "cutover.rolled_back"
-            goes_on(made, application)
-        assert not application.errors
-        assert application.refused == 0
-        assert [phase for phase, *_ in made.called()] == ["stop", "release"] * 2
 
 
 @FROM_MARIADB
@@ -428,42 +315,6 @@ def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
         mariadb_target.run(f"DELETE FROM {made.name}_0.items_0 WHERE id = 4")
         assert made.cutover("resume", "shop.yaml")["state"] == "WATCH"
         assert made.new("orders") == REST | {1000: 5, 7: 7}
-
-
-@FROM_MYSQL
-@pytest.mark.matrix
-@pytest.mark.timeout(600)
-def test_a_process_that_is_paused_loses_its_locks_and_changes_nothing_later(
-    lockstep: Any, servers: tuple[Any, Any]
-) -> None:
-    with shop(lockstep, *servers) as made:
-        made.behave(more="attempts: 1")
-        path = made.folder / "shop.yaml"
-        path.write_text(path.read_text().replace("budget_s: 20", "budget_s: 4"))
-        lockstep("run", "shop.yaml")
-        with made.application() as application:
-            goes_on(made, application)
-            process = subprocess.Popen(
-                lockstep.command("cutover", "run", "shop.yaml"), cwd=made.folder, env=lockstep.environment, text=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            )  # fmt: skip
-            assert process.stderr is not None
-            for line in process.stderr:
-                if line.strip() == "DRAINED":
-                    process.send_signal(signal.SIGSTOP)
-                    break
-            else:
-                raise AssertionError("it did not come to DRAINED")
-            goes_on(made, application)
-            assert after_a_kill(made, "abort")["state"] == "ROLLED_BACK"
-            process.send_signal(signal.SIGCONT)
-            process.stderr.read()
-            process.stderr.close()
-            assert process.wait() != 0
-            goes_on(made, application)
-            assert (made.called(), application.refused) == ([], 0)
-            assert made.cutover("status", "shop.yaml")["state"] == "ROLLED_BACK"
-        assert not application.errors
 
 
 @pytest.mark.timeout(600)

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -49,7 +48,7 @@ from tests.acceptance.moving_shop import (
     settled,
     shop,
 )
-from tests.acceptance.random_cutovers import NOTHING, Log, MetaReader, RandomCutovers, ends_of
+from tests.acceptance.random_cutovers import NOTHING, MetaReader, RandomCutovers
 from tests.lab.forked_commands import ForkedCommands
 
 pytestmark = pytest.mark.spark
@@ -244,23 +243,13 @@ def test_random_cutovers_there_and_back_lose_no_write(
     commands: ForkedCommands,
     servers: tuple[Any, Any],
     postgres: Any,
-    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    record_property: Callable[[str, str], None],
 ) -> None:
-    """LOCKSTEP_CUTOVERS of them; as many as fit into LOCKSTEP_CUTOVERS_S if that is given. LOCKSTEP_CUTOVERS_LOG: a
-    file that gets a line of JSON for each, and with which a later run continues. LOCKSTEP_CUTOVERS_FROM: the number of
-    the first."""
-    named = request.node.callspec.params["servers"]
-    log = Log(Path(os.environ.get("LOCKSTEP_CUTOVERS_LOG", tmp_path_factory.mktemp("log") / "cutovers")))
-    known = [one.number for one in log.read(named)]
-    drawn = max(known) + 1 if known else random.randrange(1 << 30)
-    first = int(os.environ.get("LOCKSTEP_CUTOVERS_FROM", drawn))
-    numbers = deque(range(first, first + int(os.environ.get("LOCKSTEP_CUTOVERS", "20"))))
-    end_s = time.monotonic() + float(os.environ.get("LOCKSTEP_CUTOVERS_S", "inf"))
+    """LOCKSTEP_CUTOVERS of them. LOCKSTEP_CUTOVERS_FROM: the number of the first."""
+    first = int(os.environ.get("LOCKSTEP_CUTOVERS_FROM", random.randrange(1 << 30)))
+    numbers = range(first, first + int(os.environ.get("LOCKSTEP_CUTOVERS", "20")))
     dwelled_s: dict[str, float] = {}
-    while numbers and time.monotonic() < end_s:
-        some = [numbers.popleft() for _ in range(min(len(numbers), _IN_ONE_SHOP))]
+    for begin in range(0, len(numbers), _IN_ONE_SHOP):
         of_its_own = replace(lockstep, directory=tmp_path_factory.mktemp("shop"), environ={})
         with (
             shop(of_its_own, *servers) as made,
@@ -269,12 +258,8 @@ def test_random_cutovers_there_and_back_lose_no_write(
         ):
             made.behave(ANSWERING.format(made.folder), "attempts: 1, hook_s: 5", budget_s=15, max_lag_s=60)
             of_its_own("run", "shop.yaml")
-            cutovers = RandomCutovers(named, made, commands, postgres, reader, dwelled_s)
-            one_after_the_other(some, cutovers, made, log, end_s)
-    found = log.read(named)
-    for ending, count in ends_of(found).items():
-        record_property("ended", "|".join((*ending, str(count))))
-    print(f"{len(found)} cutovers so far; the next number is {found[-1].number + 1}")
+            cutovers = RandomCutovers(made, commands, postgres, reader, dwelled_s)
+            one_after_the_other(numbers[begin : begin + _IN_ONE_SHOP], cutovers, made)
 
 
 ANSWERING = """cd {}; sleep 0.3
@@ -287,16 +272,13 @@ _IN_ONE_SHOP = 40
 """Verifications of a way back from shards read all that it has staged."""
 
 
-def one_after_the_other(numbers: Sequence[int], cutovers: RandomCutovers, made: Shop, log: Log, end_s: float) -> None:
+def one_after_the_other(numbers: Sequence[int], cutovers: RandomCutovers, made: Shop) -> None:
     """In one shop, with one application."""
     moved = False
     with made.application(pause_s=0.05) as application:
         goes_on(made, application)
         # Nothing is struck in the first of all: it says how long each state lasts.
         for number in numbers if cutovers.knows_states else (-1, *numbers):
-            if time.monotonic() > end_s:
-                break
-            before = application.count
             one = cutovers.one(number, application)
             assert not application.errors, (application.errors, one)
             goes_on(made, application)
@@ -307,8 +289,6 @@ def one_after_the_other(numbers: Sequence[int], cutovers: RandomCutovers, made: 
             moved = moved or there
             if moved:
                 made.refuses_late_writes()
-            if number >= 0:
-                log.add(one, application.count - before)
     assert not application.errors
     equal_on_both_sides(made, application, switched=made.place_of_application() == "new")
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from examples.sandbox.mariadb import MariaDb
 from tests.lab.forked_commands import Started
 from tests.lab.pipeline_file import sharded
 
@@ -93,18 +92,3 @@ def test_a_target_follows_its_source_until_a_signal(lockstep: Any, mariadb: Any,
         assert len(answers) >= 4
         assert len({one["run_id"] for one in answers}) == len(answers)
         assert all(one["targets"] for one in answers)
-
-
-@pytest.mark.matrix
-@pytest.mark.timeout(600)
-def test_a_target_that_is_away_for_a_while_is_caught_up_with(lockstep: Any, mariadb: Any) -> None:
-    with MariaDb.start(server_id=6) as target, following(lockstep, mariadb, target) as line:
-        line.becomes([(1, 1), (2, 2)])
-        target.stop()
-        line.change("INSERT INTO orders VALUES (3, 3)")
-        line.until(lambda: "tried again in 1 s" in line.process.log.read_text())
-        target.restart()
-        line.change("INSERT INTO orders VALUES (4, 4)")
-        line.becomes([(1, 1), (2, 2), (3, 3), (4, 4)])
-        line.process.send(signal.SIGTERM)
-        assert line.process.wait(PATIENCE_S) in (0, 143), line.process.log.read_text()

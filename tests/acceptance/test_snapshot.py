@@ -120,31 +120,6 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
     assert [one for one in status["problems"] if one["code"] == "stage.partial"] == []
 
 
-@pytest.mark.matrix
-@pytest.mark.spark
-def test_rows_without_a_key_are_copied_and_reach_the_target_as_often_as_the_source_has_them(
-    servers: tuple[Any, Any], lockstep: Any
-) -> None:
-    source, target = servers
-    source.run("CREATE DATABASE old", "CREATE TABLE old.heap (id INT, v INT)",
-               "INSERT INTO old.heap VALUES (1, 1), (1, 1), (2, NULL), (NULL, NULL)")  # fmt: skip
-    target.run("CREATE DATABASE old", "CREATE TABLE old.heap (id INT, v INT)")
-    lockstep.init(source, "old", target)
-    assert "no_key: rows" in (lockstep.directory / "shop.yaml").read_text()
-    lockstep("extract", "shop.yaml")
-    source.run("INSERT INTO old.heap VALUES (1, 1), (3, 3)", "DELETE FROM old.heap WHERE id = 2")
-    lockstep("run", "shop.yaml", "--staged")  # changes of rows that are not copied yet
-    lockstep("run", "shop.yaml")
-    assert rows(target, "old.heap") == rows(source, "old.heap") == [(None, None), *3 * [(1, 1)], (3, 3)]
-    source.run("DELETE FROM old.heap WHERE id = 1 LIMIT 1")
-    lockstep("snapshot", "shop.yaml", "old.heap")  # again, of a table that lacks nothing
-    source.run("INSERT INTO old.heap VALUES (5, 5), (5, 5)")
-    lockstep("run", "shop.yaml")
-    assert rows(target, "old.heap") == rows(source, "old.heap") == [
-        (None, None), (1, 1), (1, 1), (3, 3), (5, 5), (5, 5)
-    ]  # fmt: skip
-
-
 def test_a_table_whose_column_got_another_type_is_read_as_it_is_now_and_as_it_was(
     source_database: Any, lockstep: Any
 ) -> None:

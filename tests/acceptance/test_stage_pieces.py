@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 
@@ -122,38 +119,3 @@ def test_a_purge_deletes_nothing_that_the_batch_cannot_have_written(staged: Any,
         refused = lockstep("stage", "purge", "shop.yaml", "--older-than", "1m", code=4).error
         assert (refused["code"], victim in refused["what"]) == ("stage.damaged", True)
         assert content() == before
-
-
-def test_a_sweep_removes_what_killed_extractions_left_and_nothing_else(staged: Any, lockstep: Any) -> None:
-    stage = stage_of(lockstep)
-    part = min((stage / "changes").rglob("*.parquet"))
-    label, source, seq, epoch, _ = part.stem.split("-")
-    day_before = time.time() - 2 * 86_400
-
-    def left(name: str, *, old: bool = True) -> Path:
-        file = part.with_name(name)
-        file.write_bytes(b"half")
-        os.utime(file, (day_before, day_before) if old else None)
-        return file
-
-    orphans = {left(f"{label}-{source}-{seq}-{epoch}-0777.parquet"), left(".tmp-0123")}
-    kept = {
-        left(f"{label}-{source}-{seq}-{epoch}-0778.parquet", old=False),
-        left(f"{label}-{source}-{seq}-999-0777.parquet"),
-        left(f"{label}-other-{seq}-{epoch}-0777.parquet"),
-        left(f"{label}-{source}-{2**60:019d}-{epoch}-0777.parquet"),
-        left("notes.txt"),
-        left(".tmp-4567", old=False),
-    }
-    before = {file for file in stage.rglob("*") if file.is_file()}
-    (dry,) = lockstep("stage", "sweep", "shop.yaml", "--dry-run").document["sources"]
-    assert {file for file in stage.rglob("*") if file.is_file()} == before
-    (done,) = lockstep("stage", "sweep", "shop.yaml").document["sources"]
-    assert done == dry
-    assert {stage / path for path in (*done["parts"], *done["leftovers"])} == orphans
-    assert {file for file in stage.rglob("*") if file.is_file()} == before - orphans
-    assert kept <= before
-    assert lockstep("stage", "sweep", "shop.yaml").document["sources"][0]["parts"] == []
-    assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
-    listed = lockstep("stage", "ls", "shop.yaml", "--files").document["files"]
-    assert sum(pq.read_table(one["path"]).num_rows for one in listed) == 3

@@ -90,11 +90,6 @@ class AirflowServer:
         """Until the DAG processor has found it."""
         self._until(lambda: any(dag["dag_id"] == dag_id for dag in self.call("GET", "/api/v2/dags")["dags"]), dag_id)
 
-    def wait_for_task(self, dag_id: str, task_id: str) -> None:
-        """Until the DAG processor has found it in the DAG."""
-        path = f"/api/v2/dags/{dag_id}/tasks"
-        self._until(lambda: any(task["task_id"] == task_id for task in self.call("GET", path)["tasks"]), task_id)
-
     def set_connection(self, connection_id: str, **values: Any) -> None:
         """Adds or replaces a connection."""
         known = {one["connection_id"] for one in self.call("GET", "/api/v2/connections")["connections"]}
@@ -127,11 +122,6 @@ class AirflowServer:
 
         self._until(lambda: states() == ["success"] * count, f"{count} runs of {dag_id}", news=states)
         return [Run(self, dag_id, run["dag_run_id"]) for run in self.runs(dag_id)]
-
-    def wait_for_backfills(self, dag_id: str) -> None:
-        """Until Airflow counts none of the DAG's as running, which is up to half a minute after the last run's end."""
-        path = f"/api/v2/backfills?dag_id={dag_id}"
-        self._until(lambda: all(one["completed_at"] for one in self.call("GET", path)["backfills"]), "the backfill")
 
     def _until(
         self, true: Callable[[], bool], what: str, *, news: Callable[[], object] = lambda: None, look_s: float = POLL_S

@@ -22,7 +22,7 @@ from tests.dags.made_pipelines import ALERT
 
 pytestmark = [pytest.mark.timeout(900)]
 
-REPLAY, SNAPSHOT = "cdc_shop_replay", "cdc_shop_snapshot"
+REPLAY = "cdc_shop_replay"
 RUNS = f"/api/v2/dags/{REPLAY}/dagRuns"
 RUNS_OF_SHOP = "/api/v2/dags/cdc_shop/dagRuns"
 START = """([path, type]) => fetch(path, {
@@ -180,72 +180,18 @@ def test_a_button_says_that_a_paused_dag_keeps_its_run_waiting_and_why_a_run_was
     assert len(visit.airflow.runs("cdc_shop")) == 1
 
 
-@pytest.mark.matrix
-def test_a_copy_of_the_tables_that_one_names_is_started_from_the_page(log_in: Callable[[str], Visit]) -> None:
+def test_the_form_of_airflow_names_and_explains_what_a_run_may_choose(log_in: Callable[[str], Visit]) -> None:
     visit = log_in("operator")
-    visit.open_lockstep()
-    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Copy existing rows"))
-    form.get_by_role("checkbox").check()
-    form.get_by_role("button").click()
-    expect(form.locator("output")).to_contain_text(re.compile(f"{SNAPSHOT}: run .+ is queued"))
-    run = Run(visit.airflow, SNAPSHOT, visit.airflow.runs(SNAPSHOT)[0]["dag_run_id"])
-    run.wait()
-    assert run.states() == {"plan": "success", "copy": "skipped", "stage": "skipped"}
-    form.get_by_placeholder("database.table").fill(" shop.orders,shop.odd ")
-    form.get_by_role("button").click()
-    with pytest.raises(AssertionError, match=r"The source 'shop_db' has no captured table 'shop\.orders'"):
-        visit.airflow.wait_for_runs(SNAPSHOT, 2)
-    assert [one["conf"] for one in visit.airflow.runs(SNAPSHOT)] == [
-        {"dry_run": True}, {"dry_run": True, "tables": ["shop.orders", "shop.odd"]}
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("dag_id", "params"),
-    [
-        (
-            "cdc_shop",
-            {
-                "Window start": "Given alone: everything from this time up to the moment of triggering",
-                "Window end": "Empty: everything up to now",
-                "Dry run": "List the staged batches that a run would apply",
-                "Accept": "a statement that stopped a source",
-                "Targets": "Empty: all targets",
-            },
-        ),
-        pytest.param(
-            REPLAY,
-            {
-                "Target": "an empty target is rebuilt",
-                "Window start": "The first window to replay",
-                "Window end": "Replay windows that begin before this time",
-                "First batches": "the first batch to replay",
-                "Last batches": "the last batch to replay",
-                "Tables": "Logical names of tables",
-                "Requeue a run": "A run that quarantined rows",
-                "Dry run": "List the batches that would be replayed",
-            },
-            marks=pytest.mark.matrix,
-        ),
-        pytest.param(
-            SNAPSHOT,
-            {
-                "Source": "Empty: all sources of the pipeline",
-                "Tables": "Empty: each captured table that lacks rows",
-                "Dry run": "List the tables that would be copied",
-            },
-            marks=pytest.mark.matrix,
-        ),
-    ],
-)
-def test_the_form_of_airflow_names_and_explains_what_a_run_may_choose(
-    log_in: Callable[[str], Visit], dag_id: str, params: dict[str, str]
-) -> None:
-    visit = log_in("operator")
-    visit.go(f"/dags/{dag_id}")
+    visit.go("/dags/cdc_shop")
     visit.page.get_by_test_id("trigger-dag-button").click()
     form = visit.page.get_by_role("dialog")
-    for name, said in params.items():
+    for name, said in {
+        "Window start": "Given alone: everything from this time up to the moment of triggering",
+        "Window end": "Empty: everything up to now",
+        "Dry run": "List the staged batches that a run would apply",
+        "Accept": "a statement that stopped a source",
+        "Targets": "Empty: all targets",
+    }.items():
         shown = form.get_by_role("group").filter(has_text=re.compile(f"^{name}")).filter(has_text=said)
         expect(shown).to_be_visible()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.copy import copier, steps
-from cdc_core.operations.copy.copy_progress import CopyProgress
 from cdc_core.operations.copy.pending import PendingTable
 from cdc_core.operations.copy.staging import Staged
 from cdc_core.operations.extract import side_by_side
@@ -265,15 +263,6 @@ def test_a_copy_is_started_once_and_under_a_name_of_its_own(world: World, file: 
         task.execute(context)
     with pytest.raises(AirflowSkipException):
         task.execute({**context, "params": {"dry_run": True}})
-
-
-def test_the_log_says_how_far_a_table_is() -> None:
-    copy = TableCopy("shop_db", TableSchema("shop", "t", ()), (), rows=2_500, rows_estimated=10_000)
-    assert CopyProgress().text(copy) == "2,500 of ~10,000 rows"
-    slow = replace(copy, waiting="a replica lags")
-    assert CopyProgress().text(slow) == "2,500 of ~10,000 rows; waits: a replica lags"
-    empty = TableCopy("shop_db", TableSchema("shop", "t", ()), (), complete=True)
-    assert CopyProgress().text(empty) == "all 0 rows read"
 
 
 def test_the_form_says_how_many_readers_a_copy_has(

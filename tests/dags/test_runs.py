@@ -1,4 +1,4 @@
-"""The extract task in Airflow itself, against a real server: both modes, a window staged before, a killed process."""
+"""Runs of pipelines by `airflow dags test`, against real servers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,7 @@ from typing import Any
 import pytest
 
 import lockstep
-from tests.dags.airflow_line import AirflowLine, ended, fill, now, require_ids_and_counts_only
-
-
-@pytest.mark.matrix
-def test_a_run_stages_its_window_by_a_sensor_that_keeps_its_worker(
-    line: Callable[..., AirflowLine], source_database: Any
-) -> None:
-    """test_lineage runs one that gives it back between its pokes."""
-    run = line("m_poke", mode="poke")
-    fill(source_database, 50)
-    # Some seconds from now: the first poke finds that the window's end has not come.
-    output = run.run(now() + timedelta(seconds=20))
-    assert sorted(run.staged("id")) == list(range(50))
-    require_ids_and_counts_only(run, 50, source_database.server.password)
-    assert source_database.server.password not in output
+from tests.dags.airflow_line import AirflowLine, ended, fill, now
 
 
 @pytest.mark.matrix
@@ -238,21 +224,6 @@ def writing(source_database: Any) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
-
-
-@pytest.mark.matrix
-def test_a_killed_extract_goes_on_where_the_last_durable_batch_ended(
-    line: Callable[..., AirflowLine], source_database: Any
-) -> None:
-    run = line("killed", batch_rows=100)
-    with writing(source_database) as rows:
-        process = run.start(now() + timedelta(minutes=10))
-        with ended(process):
-            run.wait_for(lambda: len(run.manifests()) >= 3, process)
-        durable = run.staged("id")
-    assert 0 < len(durable) < len(rows)
-    run.run(now())
-    assert sorted(run.staged("id")) == rows
 
 
 def test_a_terminated_extract_gives_its_lease_back(line: Callable[..., AirflowLine], source_database: Any) -> None:

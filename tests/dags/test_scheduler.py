@@ -511,19 +511,15 @@ def test_clearing_a_whole_past_run_asks_no_source_and_changes_nothing(line: DagL
     assert line.fingerprint() == before
 
 
-def backfill(line: DagLine, *more: str) -> None:
-    """Of a pipeline whose target takes none of the staged tables: Spark has nothing to do in it."""
-    days = ("--from-date", f"{midnight(DAYS):%Y-%m-%d}", "--to-date", f"{midnight(1):%Y-%m-%d}")
-    line.airflow.command("backfill", "create", "--dag-id", "cdc_again", *days, *more)
-
-
 @pytest.fixture(scope="module")
 def backfilled(line: DagLine) -> list[Run]:
-    """The runs of a backfill of staged intervals, one by one, while nobody reaches the source."""
+    """The runs of a backfill of staged intervals, one by one, while nobody reaches the source. The target of this
+    pipeline takes none of the staged tables: Spark has nothing to do."""
     line.stage("again")
+    days = ("--from-date", f"{midnight(DAYS):%Y-%m-%d}", "--to-date", f"{midnight(1):%Y-%m-%d}")
     line.shut_source()
     try:
-        backfill(line, "--max-active-runs", "1")
+        line.airflow.command("backfill", "create", "--dag-id", "cdc_again", *days, "--max-active-runs", "1")
         line.airflow.switch_on("cdc_again")
         return line.airflow.wait_for_runs("cdc_again", DAYS)
     finally:
@@ -539,21 +535,6 @@ def test_a_backfill_applies_staged_intervals_one_by_one_without_the_source(
     by_run = "SELECT run_id, min(window_start_us) FROM consume_record JOIN batch USING (batch_id)"
     taken = line.meta(f"{by_run} WHERE consume_record.state = 'COMMITTED' GROUP BY run_id ORDER BY 2", "again")
     assert [start for _, start in taken] == [int(midnight(day).timestamp()) * 10**6 for day in PAST]
-
-
-@pytest.mark.matrix
-def test_a_backfill_that_is_repeated_does_nothing(line: DagLine, backfilled: list[Run]) -> None:
-    """As a past run that is cleared does."""
-    line.airflow.wait_for_backfills("cdc_again")
-    line.shut_source()
-    try:
-        backfill(line, "--max-active-runs", "1", "--reprocess-behavior", "completed", "--run-backwards")
-        _wait(lambda: all(run.tries(PLAN) > 1 for run in backfilled), "the second backfill")
-        line.airflow.wait_for_runs("cdc_again", DAYS)
-    finally:
-        line.open_source()
-    skipped = {EXTRACT: "success", PLAN: "success", **dict.fromkeys(TO_TARGET, "skipped")}
-    assert [run.states() for run in backfilled] == [skipped] * DAYS
 
 
 @pytest.mark.matrix

@@ -73,20 +73,6 @@ def assert_in_order(line: Moved, until_us: int) -> None:
     assert batches[-1].window_start_us <= until_us
 
 
-def test_a_source_ahead_for_a_moment_stages_nothing_in_windows_to_come(wrong: Wrong, line: Moved) -> None:
-    wrong.set(25 * HOUR)
-    wrong.log.insert(1)
-    line.drain(wrong.log.sql)
-    assert line.checkpoint.watermark_us <= now_us()
-    wrong.set(0)
-    wrong.log.insert(2)
-    with line.extractor(wrong.log.sql) as extractor:
-        assert not extractor.drain(until_us=now_us() + 10 * HOUR * MICROSECONDS, budget_s=0.5).done
-    line.drain(wrong.log.sql)
-    assert line.ids() == [1, 2]
-    assert_in_order(line, now_us())
-
-
 def test_a_source_that_is_behind_completes_a_window_when_its_own_clock_has_passed_it(
     wrong: Wrong, line: Moved, caplog: pytest.LogCaptureFixture
 ) -> None:

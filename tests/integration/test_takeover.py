@@ -19,13 +19,19 @@ from tests.lab.lab import Lab
 from tests.lab.origin import Origin
 from tests.lab.waiting import wait_until
 
+FILES = "cdc_core.stage.files"
 STEPS = {
-    "between two parts": ("cdc_core.stage.files", "FileOutput.publish", "after"),
-    "before the manifest": ("cdc_core.stage.manifest", "commit", "before"),
-    "manifest put": ("cdc_core.stage.manifest", "commit", "after"),
-    "meta recorded": ("cdc_core.meta.batches", "Batches.commit", "after"),
-    "acknowledged": ("cdc_core.ring", "Ring.ack", "after"),
+    "first bytes of a part": (FILES, "FileOutput.write", "after", 1),
+    "before a part is durable": (FILES, "FileOutput.publish", "before", 1),
+    "between two parts": (FILES, "FileOutput.publish", "after", 1),
+    "before the manifest": ("cdc_core.stage.manifest", "commit", "before", 1),
+    "manifest's temporary file": (FILES, "os.link", "before", 2),
+    "manifest linked": (FILES, "os.link", "after", 2),
+    "manifest put": ("cdc_core.stage.manifest", "commit", "after", 1),
+    "meta recorded": ("cdc_core.meta.batches", "Batches.commit", "after", 1),
+    "acknowledged": ("cdc_core.ring", "Ring.ack", "after", 1),
 }
+"""Module, function, when, and which of its calls: the first link is that of the start record."""
 RECORDED = ("meta recorded", "acknowledged")
 
 
@@ -54,8 +60,8 @@ class Raced(Lab):
     def start(self, *options: str, stopped_at: str = "") -> Started:
         environ = {**os.environ, **self.environ}
         if stopped_at:
-            module, function, when = STEPS[stopped_at]
-            order: dict[str, Any] = {"module": module, "function": function, "when": when, "call": 1}
+            module, function, when, call = STEPS[stopped_at]
+            order: dict[str, Any] = {"module": module, "function": function, "when": when, "call": call}
             order |= {"victim": "process", "signal": "SIGSTOP", "flag": str(self.folder / "stopped")}
             environ["LOCKSTEP_CRASH"] = json.dumps(order)
         log = self.folder / f"{len(self._running)}.log"
@@ -78,6 +84,7 @@ class Raced(Lab):
                 one.kill()
                 self._running.remove(one)
                 (self.folder / "stopped").unlink()
+                self.expire_leases()
             else:
                 return one
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,17 +70,6 @@ def test_an_added_column_is_null_before_and_a_wider_type_keeps_every_value(spark
     assert "gone" not in rows[0]
 
 
-@BY_DRIVER
-def test_a_type_that_cannot_be_widened_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
-    for seq, kind, value in ((10, "int", 1), (20, "varchar(9)", "x")):
-        schema = table_schema("shop.items", {"id": "int", "n": kind}, ["id"])
-        stage.add("shop.items", schema, [Change("c", {"id": 1, "n": value}, seq)])
-    with pytest.raises(Refused) as caught:
-        merged(spark, stage, ["id"])
-    assert caught.value.code == "stage.schema_conflict"
-
-
 SPLIT = "[{match: 'shop\\.items_\\d+', to: shop.items}]"
 
 
@@ -129,36 +117,6 @@ def test_a_staged_file_with_other_bytes_is_refused_before_any_of_its_rows_is_mer
     assert len(merged(spark, stage, ["a", "b"])[0]) == 5
 
 
-@BY_DRIVER
-def test_times_and_literals_go_through_unchanged(spark: SparkSession, tmp_path: Path) -> None:
-    schema = table_schema("shop.items", {"d": "date", "at": "datetime(6)", "ts": "timestamp(6)"}, ["d"])
-    at = dt.datetime(1000, 1, 1, 0, 0, 0, 1)
-    ts = dt.datetime(2026, 3, 29, 1, 30, tzinfo=dt.UTC)
-    stage = Stage(tmp_path)
-    stage.add(
-        "shop.items",
-        schema,
-        [
-            Change("c", {"d": dt.date(1, 1, 1), "at": at, "ts": ts}, 10),
-            Change("c", {"d": None}, 11, literal={"d": "0000-00-00"}),
-            Change("c", {"d": None}, 12, literal={"d": "2024-02-31", "at": "0000-00-00 00:00:00"}),
-            Change("u", {"d": None}, 13, literal={"d": "2024-02-30", "_before.d": "0000-00-00"}, before={"d": None}),
-        ],
-    )
-    rows, counts = merged(spark, stage, ["d"])
-    found = {dict(row["_cdc_literal"] or {}).get("d") or row["d"]: row for row in rows}
-    assert counts.key_changes == 1
-    assert {key: row["_cdc_op"] for key, row in found.items()} == {
-        dt.date(1, 1, 1): "u",
-        "0000-00-00": "d",
-        "2024-02-31": "u",
-        "2024-02-30": "u",
-    }
-    assert (found[dt.date(1, 1, 1)]["at"], found[dt.date(1, 1, 1)]["ts"]) == (at, ts)
-    assert dict(found["2024-02-31"]["_cdc_literal"])["at"] == "0000-00-00 00:00:00"
-    assert dict(found["2024-02-30"]["_cdc_literal"]) == {"d": "2024-02-30"}
-
-
 WIDE = table_schema("shop.wide", {"id": "int", "x": "int", "y": "varchar(9)", "d": "date"}, ["id"])
 
 
@@ -192,40 +150,6 @@ def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(
         ("d", ""),
         ("u", None),
     ]
-
-
-@BY_DRIVER
-def test_an_absent_value_is_filled_from_the_other_source_that_wrote_the_key(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    stage = Stage(tmp_path)
-    stage.add("shop.wide", WIDE, [Change("c", {"id": 1, "x": 1, "y": "a"}, 1, source="one", ts_us=10)])
-    stage.add(
-        "shop.wide", WIDE,
-        [Change("u", {"id": 1, "x": 2}, 1, before={"id": 1}, source="two", ts_us=20, absent=["y", "d"])],
-    )  # fmt: skip
-    rows, _ = merged(spark, stage, ["id"])
-    assert [(row["x"], row["y"], row["_cdc_absent"]) for row in rows] == [(2, "a", None)]
-
-
-@BY_DRIVER
-def test_exact_texts_and_absent_values_are_those_of_the_column_whatever_the_case_of_its_name(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    stage = Stage(tmp_path)
-    small, loud = (table_schema("shop.wide", {"id": "int", day: "date", "n": "int"}, ["id"]) for day in ("day", "DAY"))
-    odd = {"day": "2024-02-31"}
-    stage.add("shop.wide", small, [
-        Change("c", {"id": 1, "n": 1}, 1, literal=odd), Change("c", {"id": 2, "n": 2}, 2, literal=odd),
-        Change("u", {"id": 3, "n": 3}, 3, before={"id": 3}, absent=["day", "_before.day"]),
-    ])  # fmt: skip
-    stage.add("shop.wide", loud, [
-        Change("u", {"id": 2, "n": 3}, 4, before={"id": 2}, absent=["DAY", "_before.DAY"]),
-    ])  # fmt: skip
-    rows, _ = merged(spark, stage, ["id"])
-    assert sorted((row["id"], dict(row["_cdc_literal"] or []), row["_cdc_absent"]) for row in rows) == [
-        (1, {"DAY": "2024-02-31"}, None), (2, {"DAY": "2024-02-31"}, None), (3, {}, '["DAY"]'),
-    ]  # fmt: skip
 
 
 @BY_DRIVER

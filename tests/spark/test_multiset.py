@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import datetime
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
-from cdc_core.errors import DataAtRisk
 from tests.history_model import Change
-from tests.spark.staged_changes import Stage, table_schema
+from tests.spark.staged_changes import table_schema
 from tests.spark.target_line import TargetLine, target_line
-from tests.spark.test_merge import merged
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 KINDS = {
@@ -42,27 +38,14 @@ ROWS: list[dict[str, Any]] = [
 ZERO, ODD = {"t": "0000-00-00 00:00:00.000"}, {"t": "2024-02-31 00:00:00.001"}
 
 
-def shown(row: dict[str, Any], literal: dict[str, str] | None = None) -> tuple[Any, ...]:
-    """A row as something that is equal only for equal bits."""
-    values = [
-        struct.pack(">f" if name == "f" else ">d", row[name]) if isinstance(row.get(name), float) else row.get(name)
-        for name in KINDS
-    ]
-    return (*values, *sorted((literal or {}).items()))
-
-
-def history() -> tuple[list[list[Change]], list[Counter[Any]]]:
-    """Three batches, and what comes and goes in each: duplicates, updates to the same value, one row a transaction."""
+def history() -> list[list[Change]]:
+    """Three batches: duplicates, updates to the same value, one row a transaction."""
     batches: list[list[Change]] = [[], [], []]
-    nets: list[Counter[Any]] = [Counter(), Counter(), Counter()]
 
     def change(batch: int, op: str, row: Any, was: Any = None, literal: Any = None, was_literal: Any = None) -> None:
         seq = 100 * batch + len(batches[batch]) + 1
         noted = {**(literal or {}), **{f"_before.{name}": text for name, text in (was_literal or {}).items()}}
         batches[batch].append(Change(op, row, seq, 0, was, literal=noted or None))
-        nets[batch][shown(row, literal)] += -1 if op == "d" else 1
-        if op == "u":
-            nets[batch][shown(was, was_literal)] -= 1
 
     for row in ROWS:
         change(0, "c", row)
@@ -77,55 +60,7 @@ def history() -> tuple[list[list[Change]], list[Counter[Any]]]:
     change(2, "u", {"d": -0.0}, {"d": 0.0})
     change(2, "u", {"w": "A"}, {"w": "a"})
     change(2, "u", {"w": "a"}, {"w": "A"})
-    return batches, nets
-
-
-def test_the_merge_counts_what_comes_and_goes_of_equal_rows_in_each_batch(spark: SparkSession, tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
-    batches, nets = history()
-    begins = []
-    for changes in batches:
-        stage.add("shop.log", LOG, changes)
-        begins.append((1 << 33) + changes[0].seq)
-    rows, counts = merged(spark, stage, [])
-    for begin, net in zip(begins, nets, strict=True):
-        found: Counter[Any] = Counter()
-        copies = set()
-        for row in rows:
-            if row["_cdc_seq"] == begin:
-                same = shown(row, dict(row["_cdc_literal"] or []))
-                found[same] += 1 if row["_cdc_op"] == "u" else -1
-                copies.add((same, row["_cdc_row"]))
-        assert found == Counter({row: count for row, count in net.items() if count})
-        assert len(copies) == sum(map(abs, net.values()))
-    staged = sum(map(len, batches))
-    updates = sum(change.op == "u" for changes in batches for change in changes)
-    assert (counts.rows, counts.key_changes, counts.winners) == (staged, updates, len(rows))
-    assert counts.rows + counts.key_changes == counts.winners + counts.superseded
-
-
-def test_what_an_update_did_not_log_is_as_in_its_old_row_and_an_added_column_is_null_before(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    stage = Stage(tmp_path)
-    old = table_schema("shop.log", {"w": "varchar(9)", "t": "date"}, [])
-    new = table_schema("shop.log", {"w": "varchar(9)", "t": "date", "more": "int"}, [])
-    stage.add("shop.log", old, [Change("c", {"w": "a", "t": date(2026, 1, 1)}, 10)])
-    before = {"w": "a", "t": date(2026, 1, 1), "more": None}
-    stage.add("shop.log", new, [
-        Change("u", {"more": 7}, 20, before=before, absent=["w", "t"]),
-        Change("u", {"w": "b"}, 21, before={"more": 1}, absent=["t", "more"], literal={"_before.t": "2024-02-31"}),
-    ])  # fmt: skip
-    rows, _ = merged(spark, stage, [])
-    found = {(row["_cdc_op"], row["w"], row["t"], row["more"], *(row["_cdc_literal"] or [])) for row in rows}
-    assert found == {
-        ("u", "a", date(2026, 1, 1), None), ("d", "a", date(2026, 1, 1), None), ("u", "a", date(2026, 1, 1), 7),
-        ("d", None, None, 1, ("t", "2024-02-31")), ("u", "b", None, 1, ("t", "2024-02-31")),
-    }  # fmt: skip
-    stage.add("shop.log", new, [Change("d", {"w": "x"}, 30, absent=["more"])])
-    with pytest.raises(DataAtRisk) as caught:
-        merged(spark, stage, [])
-    assert caught.value.code == "target.absent_values"
+    return batches
 
 
 @pytest.fixture
@@ -177,7 +112,7 @@ def counted(*batches: list[Change]) -> Counter[Brief]:
 def test_runs_that_take_over_repeat_and_wake_late_leave_as_many_copies_as_the_source_has(log: TargetLine) -> None:
     batches = [
         [replace(change, row={**change.row, "n": 1}, before={**(change.before or {}), "n": 1}) for change in changes]
-        for changes in history()[0]
+        for changes in history()
     ]
     batches[2] += [
         Change("u", {"n": 2, "w": "moved"}, 298, before={"n": 1, "w": "a"}),

@@ -17,7 +17,7 @@ from cdc_core.stage import horizon as horizons
 
 
 def left_out(meta: Meta, target: str, tables: Collection[str]) -> dict[str, list[str]]:
-    """By table, the batches whose changes of it the target needs and has left out, in stream order."""
+    """For each table, the batches whose changes of it the target needs and has left out, in stream order."""
     known = meta.records.left_out(target, tables)
     found: dict[str, list[str]] = {}
     for source in sorted({_source(batch) for batches in known.values() for batch in batches}):

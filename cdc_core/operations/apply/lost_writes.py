@@ -133,7 +133,7 @@ def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> Data
 
 
 def first_batches(lost: Iterable[LostWrites]) -> list[str]:
-    """By source, the place from which a replay must begin, as the batch of the log there; [] for all that is staged."""
+    """The batches of the log, one a source, from which a replay must begin; [] for all that is staged."""
     first: dict[str, str] = {}
     for one in lost:
         if one.everything:

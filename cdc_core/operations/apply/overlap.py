@@ -58,7 +58,7 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
 
 
 def _copies_began(store: ObjectStore, copied: Sequence[BatchRow]) -> dict[str, int]:
-    """By source table, the order key of the place where the last of these copies began. A copy of a table without a key
+    """For each source table, the order key of the place where the last of these copies began. A copy without a key
     takes the place of all that is older."""
     found: dict[str, int] = {}
     for batch in copied:

@@ -18,7 +18,7 @@ from cdc_core.source.host.server_facts import as_text, query
 
 _LEAST_ROWS, _MOST_ROWS = 1, 4_000_000
 FIRST_ROWS = 10_000
-"""Of the chunks before the first was read, at most."""
+"""Chunks have at most so many before the first was read."""
 _DENSE = 0.5
 """Rows for each key, from which on ends of chunks are computed."""
 
@@ -126,7 +126,7 @@ class Pace:
     ) -> None:
         self.row_bytes = row_bytes
         self.density = 0.0
-        """Of the chunk that was read last: see chunks.density_of."""
+        """The density of the chunk that was read last: see chunks.density_of."""
         self._chunk_bytes = chunk_bytes
         self._chunk_s = chunk_s
         self._most_rows = first_rows or 1 << 62

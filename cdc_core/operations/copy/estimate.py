@@ -21,8 +21,8 @@ from cdc_core.source.schemas.captured_definitions import table_schema
 
 @dataclass(frozen=True, slots=True)
 class TableEstimate:
-    """By the server's statistics, which may be off by half. size_bytes: as the server stores the rows. refused: why the
-    table cannot be copied; "" if it can."""
+    """What the server's statistics say, which may be off by half. size_bytes: as the server stores the rows. refused:
+    why the table cannot be copied; "" if it can."""
 
     rows: int
     size_bytes: int
@@ -30,7 +30,7 @@ class TableEstimate:
 
 
 def estimate(opened: OpenPipeline, source: str, tables: Sequence[str]) -> dict[str, TableEstimate]:
-    """Of each table that is there. Raises what connecting and reading raise."""
+    """The estimate of each table that is there. Raises what connecting and reading raise."""
     with read_source(opened, source) as read_at:
         control, capture, pipeline = read_at.control, read_at.capture(), opened.pipeline
         found: dict[str, TableEstimate] = {}

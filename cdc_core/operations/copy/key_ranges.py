@@ -23,7 +23,7 @@ DOWN = " DESC"
 _NUMBERED = frozenset({"bit", "enum", "set", "year"})
 """Compared by their numbers."""
 _MOST_LABELS = 53
-"""Of a SET: MySQL computes its number as a DOUBLE."""
+"""The labels of a SET whose number a DOUBLE holds: MySQL computes it as one."""
 _QUOTED = frozenset({"date", "datetime", "timestamp", "time", "uuid", "inet4", "inet6"})
 
 

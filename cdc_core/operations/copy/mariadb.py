@@ -35,10 +35,10 @@ from cdc_core.source.transactions import prepared_transactions
 
 _AGREEING = 5
 _ASKED = 100
-"""Of so many answers in all, so many in a row must agree."""
+"""So many answers in a row must agree, of so many in all."""
 _CHECKPOINT = "Binlog_checkpoint"
 _FIRST_EVENTS = 20
-"""Of a log file, with which it says of former ones: more than any has."""
+"""The events at the beginning of a log file that name former ones: more than any has."""
 
 
 @answers("source")
@@ -58,7 +58,7 @@ def committed(control: pymysql.Connection, timeline: int) -> Position | None:
 
 @answers("source")
 def place_of_view(reader: pymysql.Connection, timeline: int) -> Position | None:
-    """Of the view that is open; None if other sessions get between too often, or it is in doubt."""
+    """The place of the view that is open; None if other sessions get between too often, or it is in doubt."""
     last, agreeing = _asked(reader, timeline), 1
     for _ in range(_ASKED):
         if agreeing == _AGREEING:

@@ -20,7 +20,7 @@ from cdc_core.stage.stores import open_stage
 
 @contextmanager
 def work_of(opened: OpenPipeline, spark: Spark, file: Path, target: str | None) -> Iterator[CutoverWork]:
-    """Of one target of a pipeline; of a way back, of all of them. file: the pipeline's.
+    """The work of one target of a pipeline, or of all targets of a way back. file: the pipeline's.
 
     Raises UsageError (usage.argument) if the pipeline has several targets and none is named.
     """

@@ -45,7 +45,7 @@ from cdc_core.targets.writing.load import altering_session
 HEADROOM = 10_000
 """Counters of the new tables are ahead of the old ones by so much when a cutover begins."""
 _SHARE = 8
-"""Of the ids that a column has left, the headroom is this part at most: a TINYINT has few."""
+"""The headroom is at most this part of the ids that a column has left: a TINYINT has few."""
 _SHOWN = 10
 
 
@@ -59,7 +59,7 @@ class TablePair:
 
 
 def places_of(listed: Iterable[Place]) -> Places:
-    """By server."""
+    """The places by server."""
     found: dict[str, list[tuple[str, str]]] = {}
     for reference, database, table in listed:
         found.setdefault(reference, []).append((database, table))
@@ -276,7 +276,8 @@ def _triggers(session: Any, reference: str, tables: Sequence[tuple[str, str]], w
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Of a server. modes: of its sql_mode. noons: what its clocks show at noon UTC, in winter and summer."""
+    """The settings of a server. modes: of its sql_mode. noons: what its clocks show at noon UTC, in winter and
+    summer."""
 
     modes: frozenset[str]
     noons: tuple[str, ...]

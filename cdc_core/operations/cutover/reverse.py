@@ -95,7 +95,7 @@ class Reverse:
         return self.forward.verify.model_copy(update={"schedule": VERIFIED, "mode": "ordered", "repair": False})
 
     def _former(self, logical: str) -> dict[str, Any]:
-        """Of a table that was a shard: it takes the rows of this shard alone."""
+        """The keys of a table that was a shard: it takes the rows of this shard alone."""
         rule = self.target.table(logical)
         sharding = rule.sharding if rule is not None else None
         if sharding is None or sharding.former is None:

@@ -135,7 +135,7 @@ class NewWayBack(WayBack):
         )
 
     def _existing(self) -> Pipeline | None:
-        """Of the file, if it is there. Raises Refused (cutover.way_back_differs)."""
+        """The pipeline of the file, if it is there. Raises Refused (cutover.way_back_differs)."""
         wanted = _wanted(self._reverse)
         found = config.load(self._file) if self._file.exists() else None
         if found is not None and carried_by(found) != carried_by(wanted):

@@ -471,8 +471,8 @@ def _bring(
 def _execute(
     connection: pymysql.Connection[Any], place: ShardTable, statement: ScriptStatement, way: str, patience_s: float
 ) -> None:
-    """By the foretold way, or a dearer one that still keeps nobody waiting. Raises Refused (ddl.refused, ddl.copies),
-    RetryLater (ddl.locked), and target_faults' errors."""
+    """Alters by the foretold way, or a dearer one that still keeps nobody waiting. Raises Refused (ddl.refused,
+    ddl.copies), RetryLater (ddl.locked), and target_faults' errors."""
     ways = WAYS[[name for name, _ in WAYS].index(way) :]
     until_s = time.monotonic() + patience_s
     at = 0

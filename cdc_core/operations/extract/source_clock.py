@@ -24,13 +24,13 @@ class SourceClock:
         self._source = source
         self._meta = meta
         self._ahead_us = 0
-        """Of this process's monotonic clock."""
+        """How far the source's clock is ahead of this process's monotonic one."""
         self._due_s = 0.0
         self._differ = False
 
     @property
     def now_us(self) -> int:
-        """By the clocks as they were last read."""
+        """The source's time, by the clocks as they were last read."""
         return self._ahead_us + time.monotonic_ns() // 1000
 
     @property

@@ -87,7 +87,7 @@ def _lake(shape: Shape) -> LakeSide:
 
 
 def _both(side: LakeSide, shape: Shape, keys: Sequence[str]) -> tuple[_Seen, _Seen]:
-    """Of the mirror and of its tombstones, as readers see them now."""
+    """The keys in the mirror and in its tombstones, as readers see them now."""
     catalog, name = side.mirror.table.catalog, side.mirror.table.name()
     found = []
     for table in (catalog.load_table(name), catalog.load_table(tombstones_of(name))):

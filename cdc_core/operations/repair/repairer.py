@@ -304,7 +304,7 @@ def _claimed(job: VerifyJob, wanted: Sequence[WantedKeys]) -> Made:
 def _asked(
     job: VerifyJob, sources: Sequence[SourceTables], keys: Mapping[str, Sequence[Key]], targets: TargetTables
 ) -> tuple[dict[str, ComparedTable], dict[str, list[str]], dict[str, Refused]]:
-    """By logical table: its rows, the texts of the named keys, and why it cannot be repaired. Raises as `repair`."""
+    """Each logical table's rows, the texts of its named keys, and why it cannot be repaired. Raises as `repair`."""
     asked: dict[str, ComparedTable] = {}
     texts: dict[str, list[str]] = {}
     refused: dict[str, Refused] = {}

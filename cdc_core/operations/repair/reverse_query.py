@@ -184,7 +184,7 @@ def errors_of(schema: TableSchema) -> frozenset[str]:
 def _old_changes(
     pipeline: Pipeline, store: ObjectStore, view: PlanView, *, before_us: int, most: int
 ) -> tuple[dict[str, _Changed], dict[str, str], int]:
-    """By logical table; why others are left out; and how many keys are left because there are too many."""
+    """The changes by logical table; why others are left out; and how many keys are left because there are too many."""
     found: dict[str, _Changed] = {}
     left_out: dict[str, str] = {}
     pending = sorted(set().union(*view.pending.values()))

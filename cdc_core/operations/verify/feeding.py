@@ -24,7 +24,7 @@ Feeding = Sequence[tuple[SourceTables, TableSchema]]
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """By logical table: what feeds it, or why it cannot be compared. No table is in both."""
+    """What feeds each logical table, or why it cannot be compared. No table is in both."""
 
     tables: Mapping[str, Feeding]
     uncompared: Mapping[str, Refused]
@@ -61,7 +61,7 @@ def read_feeding(sources: Sequence[SourceTables], takes: Callable[[str], bool]) 
 
 
 def feeding_of(job: VerifyJob, sources: Sequence[SourceTables]) -> Fed:
-    """Of the target's tables. Raises what reaching the target raises, if a source table is gone."""
+    """What feeds the target's tables. Raises what reaching the target raises, if a source table is gone."""
     fed, gone = read_feeding(sources, lambda logical: job.target.table(logical) is not None)
     left = _with_rows(job.target, sorted(gone)) if gone else {}
     return Fed(fed.tables, {**fed.uncompared, **{name: _gone(name, gone[name], left[name]) for name in left}})

@@ -65,7 +65,7 @@ the change, or a later one; some may. target_has: the target had consumed it bef
 
 MOVING, UNSETTLED = "moving", "unsettled"
 OUTCOMES: tuple[str, ...] = (MOVING, UNSETTLED, *Wrong)
-"""By number. Of keys that differ: changes explain it; a later look can judge it; findings."""
+"""By number, what becomes of keys that differ: changes explain it; a later look can judge it; findings."""
 _RIGHT, _UNKNOWN, _WRONG = range(3)
 
 
@@ -107,7 +107,7 @@ def outcomes(keys: int, rows: Mapping[str, pa.Table], events: pa.Table, truncate
 
 
 def telling(keys: int, rows: Mapping[str, pa.Table], events: pa.Table, by: Judged) -> pa.Table:
-    """Of the events of some keys, those that lead to the same outcomes; all of them, where rows are counted."""
+    """Those of the events of some keys that lead to the same outcomes; all of them, where rows are counted."""
     if not by.keyed:
         return events
     return events.filter(pa.array(_Part(keys, rows, events, events.slice(0, 0), by).telling()))

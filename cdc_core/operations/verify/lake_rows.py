@@ -177,7 +177,7 @@ class LakeSide(TargetSide):
             ) from None
 
     def _field(self, column: str) -> pa.Field | None:
-        """Of the mirror's column for one of the source."""
+        """The field of the mirror's column for one of the source."""
         known = {one.name.lower(): one for one in self.mirror.columns if one.name != VERSION_COLUMN}
         return known.get(column.lower())
 
@@ -274,7 +274,7 @@ def _value(kind: ColumnType, text: str) -> Any:
 
 
 def _apart_from(kind: ColumnType, keys: Sequence[str]) -> Apart:
-    """Of rows that have none of these keys, texts of `row_texts`, as far as their first column tells."""
+    """Finds rows that have none of these keys, texts of `row_texts`, as far as their first column tells."""
     try:
         firsts = sorted({_value(kind, values_of(one)[0] or "") for one in keys})
     except (ValueError, InvalidOperation):

@@ -72,7 +72,7 @@ class SourceTables:
         return table_schema(self._control, schema.database, schema.table) == schema
 
     def rows_estimated(self, schema: TableSchema) -> int:
-        """By the server's statistics, which may be off by half."""
+        """How many rows the server's statistics count, which may be off by half."""
         return size_of(self._control, schema).rows
 
     def chunk_rows(self, schema: TableSchema) -> int:

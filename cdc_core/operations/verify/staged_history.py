@@ -41,7 +41,7 @@ _UNKNOWN, _NONE = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class _HistoryFile:
-    """Of a definition. high_seq: of a batch of copied rows, the highest of its chunks; else -1. bounds: as in `events`,
+    """A file of one definition. high_seq: the highest of a copied batch's chunks; else -1. bounds: as in `events`,
     of its source. emptied: as in history.events.
 
     batches: by the order key of the batch's first row in the file, in order: whether the batch was consumed.
@@ -193,7 +193,7 @@ def _held(table: pa.Table, shape: Shape) -> pa.RecordBatch:
 
 
 def _before(rows: pa.RecordBatch, key: Numbers) -> Numbers:
-    """By event, which of them has the row that was there before the change; or _NONE, _UNKNOWN. key: numbers of the
+    """For each event, which one has the row that was there before the change; or _NONE, _UNKNOWN. key: numbers of the
     keys' texts, by which a key stays or not: here 0.0 and -0.0 are two."""
     op = rows.column(OP).cast(pa.string())
     insert, update, delete = (np.asarray(pc.equal(op, one)) for one in (INSERT, UPDATE, DELETE))

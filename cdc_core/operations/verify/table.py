@@ -44,7 +44,7 @@ KEPT_ROWS = 10_000
 SHOWN_ROWS = 100
 """Findings of a table whose rows are read again and shown."""
 _SAMPLED_ROWS, _SAMPLED_RANGES = 1000, 200
-"""Of a sample: the fewest rows of a range, and about how many ranges a larger table has."""
+"""The fewest rows of a sample's range, and about how many ranges a larger table has."""
 
 
 @dataclass(frozen=True, slots=True)

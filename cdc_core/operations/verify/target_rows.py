@@ -69,7 +69,7 @@ def session(shard: Shard) -> SafeConnection:
 
 
 def tables_with_rows(target: MysqlTarget, logical: Sequence[str]) -> dict[str, str]:
-    """Of these logical tables, those with rows at the target, and the name of a table that has them. One that the
+    """Those of the logical tables that have rows at the target, with the name of a table that has them. One that the
     target does not have has none. Raises what connecting raises, and shard_tables."""
     found: dict[str, str] = {}
     for reference, mine in by_server(target, placed_tables(target, logical)):
@@ -117,7 +117,7 @@ class TargetTables:
         return found
 
     def catalog(self, target: IcebergTarget) -> Catalog:
-        """Of a lake. Raises as OpenCatalogs.of."""
+        """The catalog of a lake. Raises as OpenCatalogs.of."""
         return self._catalogs.of(target)
 
     def batches(

@@ -50,7 +50,7 @@ class VerifyJob:
 
     @property
     def share(self) -> float:
-        """Of the ranges that a sample reads."""
+        """The share of ranges that a sample reads."""
         percent = self.pipeline.verify.sample_percent if self.sample_percent is None else self.sample_percent
         return percent / 100
 

@@ -187,7 +187,7 @@ class Cascades:
         self._require = require
         self._lower_case = False
         self._keys: dict[TableName, set[ForeignKey]] = {}
-        """By parent."""
+        """The keys by their parents."""
         self._asked: _Asked | None = None
         self._reach = cache(self._reached)
 
@@ -345,7 +345,7 @@ def _changed(part: TableRows, name: str) -> pa.BooleanArray:
 
 
 def _texts(literal: LiteralEntries, name: str) -> dict[int, str]:
-    """By row."""
+    """The exact texts of a column by row."""
     found = literal.where(literal.among([name]))
     return dict(zip(found.row.tolist(), found.text.to_pylist(), strict=True))
 

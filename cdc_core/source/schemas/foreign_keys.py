@@ -34,7 +34,7 @@ SELECT TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TAB
 _LINE = re.compile(r"\s*CONSTRAINT (`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\") FOREIGN KEY (.*)")
 _RULE = re.compile(r"[ ]ON (DELETE|UPDATE) (CASCADE|SET NULL|SET DEFAULT|RESTRICT|NO ACTION)")
 _UNKNOWN = "CASCADE", "CASCADE"
-"""Of a key whose rules cannot be read: it may do anything."""
+"""The rules of a key whose rules cannot be read: it may do anything."""
 CHANGING = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 
 

@@ -80,7 +80,7 @@ class StatementReach:
         self._ahead = LaterStatements(ahead, self._redefining)
         self._end = end
         self._said: dict[tuple[frozenset[TableName], tuple[TableName, ...] | None], _ReachAnswer] = {}
-        """By the names in a statement."""
+        """Answers by the names in a statement."""
         self._said_at: Position | None = None
         """Where the log ended before the server said any of it."""
 

@@ -243,7 +243,7 @@ def _by_database(tables: Sequence[Table]) -> dict[str, set[str]]:
 
 
 def _rows(cursor: Any, database: str) -> dict[str, tuple[frozenset[str], str]]:
-    """By table: the tokens that have closed it, and the pipeline."""
+    """The tokens that have closed each table, and the pipeline."""
     return {
         str(table): (frozenset(filter(None, str(closed_by).split(","))), str(pipeline))
         for table, closed_by, pipeline in read(cursor, database, GATES, "table_name, closed_by, pipeline")
@@ -255,7 +255,7 @@ def _row_of(session: Any, table: str) -> str:
 
 
 def _triggers(cursor: Any, tables: Sequence[Table]) -> dict[Table, dict[str, str]]:
-    """By table that is there, and event: the trigger of its gate. One that came with a table that had another name
+    """The triggers of gates by event, for each table that is there. One that came with a table that had another name
     reads another row, and is none."""
     databases = sorted({database for database, _ in tables})
     among = f"IN ({', '.join(['%s'] * len(databases))})"

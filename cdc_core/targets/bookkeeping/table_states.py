@@ -158,7 +158,7 @@ class Fence:
 
 
 IndexParts = tuple[tuple[str, int | None, bool], ...]
-"""Of an index: the columns in lower case, with prefix, and whether they descend."""
+"""The columns of an index in lower case, with prefix, and whether they descend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +240,8 @@ PlacedState = tuple[str, ShardTable, TableState]
 
 
 def states(target: MysqlTarget, logical: Collection[str]) -> list[PlacedState]:
-    """Of the physical tables of the logical ones. Raises what connections.connect raises, and what target_faults makes
-    of the servers' errors."""
+    """The states of the physical tables of the logical ones. Raises what connections.connect raises, and what
+    target_faults makes of the servers' errors."""
     found: list[PlacedState] = []
     for reference, tables in by_server(target, placed_tables(target, logical)):
         with asking_session(resolve(reference), reference) as connection, connection.cursor() as cursor:

@@ -389,7 +389,7 @@ class TargetSurvey:
         return self._lacking[at]
 
     def ours(self, number: int, name: str) -> Ours:
-        """Of a database that was asked: Lockstep's tables there, as they were then."""
+        """Lockstep's tables in a database that was asked, as they were then."""
         return self._databases[number, name].ours
 
     def has_due(self, place: ShardTable) -> bool:

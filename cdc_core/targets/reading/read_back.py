@@ -80,7 +80,7 @@ def _is_plain(loaded: pa.DataType, there: ColumnType) -> bool:
 
 
 def as_expected(connection: SafeConnection, facts: TableFacts, rows: pa.RecordBatch, layout: Layout) -> Mask:
-    """Of each row, whether the target was found to have it in this version with these values, or not to have it any
+    """For each row, whether the target was found to have it in this version with these values, or not to have it any
     more; False for the others, whatever they are. `rows` are what a write takes, of a table that is `readable`.
 
     Raises what TableReader.batches raises.

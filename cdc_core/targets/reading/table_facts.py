@@ -386,7 +386,7 @@ def lacking_privileges(connection: pymysql.Connection[Any], database: str, *, wh
 
 
 def may_alter(connection: pymysql.Connection[Any], facts: TableFacts, *, where: str) -> bool:
-    """By an ALTER TABLE that always fails, for lack of the privilege or because the column exists. Raises as
+    """Asks by an ALTER TABLE that always fails, for lack of the privilege or because the column exists. Raises as
     lacking_privileges."""
     with connection.cursor() as cursor:
         statement = f"ALTER TABLE {table_name(facts)} ADD COLUMN {quote(facts.columns[0].name)} INT"

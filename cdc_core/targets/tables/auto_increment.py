@@ -18,7 +18,7 @@ Place = tuple[str, str, str]
 
 
 def meeting_counters(places: Sequence[Place]) -> tuple[str, ...]:
-    """Of the tables of one logical table, those whose AUTO_INCREMENT gives out ids that another's gives out, too, as
+    """The tables of one logical table whose AUTO_INCREMENT gives out ids that another's gives out, too, as
     the servers are set up.
 
     Raises what connections.connect raises, and what target_faults makes of the servers' errors.

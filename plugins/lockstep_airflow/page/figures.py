@@ -105,7 +105,7 @@ def _judged(pipeline: config.Pipeline, account: Account) -> dict[str, Any]:
 
 
 def _triggers(specs: Sequence[DagSpec], may_trigger: Callable[[str], bool]) -> dict[str, Any]:
-    """By a DAG's first task (extract, copy_plan, replan, ...): its id, the targets that a run of it can name, and
+    """For a DAG's first task (extract, copy_plan, replan, ...): its id, the targets that a run of it can name, and
     whether it repairs by default."""
     return {
         spec.tasks[0].kind.value: {

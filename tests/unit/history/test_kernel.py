@@ -210,6 +210,24 @@ def test_definitions_that_spell_columns_in_two_ways_are_one_table() -> None:
     assert (row["_cdc_seq"], row["n"], row["_cdc_absent"]) == (2, 5, None)
 
 
+def test_an_absent_value_is_filled_from_the_other_source_that_wrote_the_key() -> None:
+    rule = TableRule(ROW, KEY, fill=["n", "y", "d"])
+    history = History(rule, truncates("stop"))
+    one = Change("c", {"a": 1, "b": "x", "n": 5, "y": "y", "d": None}, 1, source="one", ts_us=10)
+    two = Change("u", {"a": 1, "b": "x", "n": 6}, 1, 0, {"a": 1, "b": "x"}, "two", 20, absent=["y", "d"])
+    history.add(events_of([one, two], rule))
+    (row,) = history.merged().rows.to_pylist()
+    assert (row["n"], row["y"], row["_cdc_absent"]) == (6, "y", None)
+
+
+def test_a_row_without_a_key_whose_values_nothing_says_is_lost() -> None:
+    rule = rule_of([], ())
+    history = History(rule, truncates("stop"))
+    history.add(events_of([Change("d", {"a": 1, "b": "x", "n": 5}, 1, absent=["y", "d"])], rule))
+    history.merged()
+    assert (history.counts.changes, history.counts.lost) == (1, 1)
+
+
 def test_a_value_from_before_its_column_was_dropped_does_not_count() -> None:
     rule = TableRule(ROW, KEY, fill=["n", "y", "d"])
     old = Change("c", {"a": 1, "b": "x", "n": 5, "y": "y", "d": None}, 1, literal={"d": "0000-00-00"})
