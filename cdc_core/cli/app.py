@@ -19,6 +19,7 @@ from typer.main import get_command
 from cdc_core.cli import (
     check,
     cutover,
+    dbt,
     ddl,
     extract,
     init,
@@ -61,6 +62,7 @@ for module in (
     stage,
     target,
     lake,
+    dbt,
     ddl,
     cutover,
     meta,

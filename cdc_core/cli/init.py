@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc_core.cli.options import JsonOption, require_free
+from cdc_core.cli.options import JsonOption, require_free, write_text
 from cdc_core.cli.output import CliOutput, listing
 from cdc_core.cli.pipeline_command import command
-from cdc_core.errors import UsageError
 
 if TYPE_CHECKING:
     from cdc_core.operations.new_pipeline import Draft
@@ -101,22 +100,8 @@ def init(
             directory=Path.cwd(),
         )
     )
-    _write(file, made.text)
+    write_text(file, made.text)
     _answer(CliOutput(as_json), name, file, made)
-
-
-def _write(file: Path, text: str) -> None:
-    """Raises UsageError (usage.output_file)."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"Cannot write the pipeline file: {error.strerror}.",
-            where=str(file),
-            code="usage.output_file",
-            remedy="choose another -o FILE",
-        ) from None
 
 
 def _answer(output: CliOutput, name: str, file: Path, made: Draft) -> None:

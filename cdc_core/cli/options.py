@@ -45,6 +45,20 @@ def require_free(file: Path, *, force: bool) -> None:
         )
 
 
+def write_text(file: Path, text: str) -> None:
+    """Raises UsageError (usage.output_file)."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write {file}: {error.strerror}.",
+            where=str(file),
+            code="usage.output_file",
+            remedy="choose another -o FILE",
+        ) from None
+
+
 def pipeline_path(name: str, folder: Path) -> Path:
     """The file of PIPELINE. Raises UsageError (usage.unknown_name) with the names that exist."""
     given = Path(name)

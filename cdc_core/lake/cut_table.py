@@ -49,6 +49,7 @@ _SCHEMA = Schema(
     NestedField(4, "mirror", StringType(), required=True, doc="the table, with its namespace"),
     NestedField(5, "snapshot_id", LongType(), required=False, doc="of the mirror; null: it was empty"),
     NestedField(6, "lacks", StringType(), required=False, doc="which rows the mirror does not have; null: none"),
+    NestedField(7, "committed_at", TimestamptzType(), required=False, doc="the cut has all commits up to this time"),
 )
 
 
@@ -129,6 +130,7 @@ def _rows(cut: Cut, schema: pa.Schema) -> pa.Table:
     }
     tables = sorted(cut.tables, key=lambda one: one.name)
     count = len(tables)
+    committed_us = min((one.committed_us for one in cut.sources.values()), default=None)
     columns = [
         pa.repeat(cut.run_id, count),
         pa.repeat(cut.made_us, count).cast(schema.field("published_at").type),
@@ -136,5 +138,6 @@ def _rows(cut: Cut, schema: pa.Schema) -> pa.Table:
         pa.array([one.name for one in tables], pa.string()),
         pa.array([one.snapshot for one in tables], pa.int64()),
         pa.array(["; ".join(one.lacks) or None for one in tables], pa.string()),
+        pa.repeat(pa.scalar(committed_us, pa.int64()), count).cast(schema.field("committed_at").type),
     ]
     return pa.table(columns, schema=schema)

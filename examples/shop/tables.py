@@ -20,7 +20,7 @@ CUSTOMERS = """CREATE TABLE {name} (
   name VARCHAR(80) NOT NULL,
   country CHAR(2) NOT NULL,
   status ENUM('new', 'active', 'blocked') NOT NULL DEFAULT 'new',
-  balance DECIMAL(14,4) NOT NULL DEFAULT 0,
+  balance DECIMAL(14,4) NOT NULL DEFAULT 0 COMMENT 'in EUR; negative: what the customer owes',
   birthday DATE NULL,
   profile JSON NULL,
   {extra}
@@ -41,7 +41,7 @@ ORDERS = """CREATE TABLE {name} (
   update_time TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6),
   PRIMARY KEY (order_id),
   KEY customer (customer_id)
-) DEFAULT CHARSET = utf8mb4"""
+) DEFAULT CHARSET = utf8mb4 COMMENT = 'one row for each order; order_items has its lines'"""
 
 ORDER_ITEMS = """CREATE TABLE {name} (
   order_id BIGINT UNSIGNED NOT NULL,

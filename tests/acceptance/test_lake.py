@@ -8,7 +8,9 @@ import itertools
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,11 @@ from cdc_core.stage.cuts import newest_first
 from cdc_core.stage.stores import open_stage, open_store
 from spark_jobs.driver import Driver
 from tests.lab.forked_commands import ROOT
+from tests.lab.iceberg_spark import by_spark
 from tests.lab.rest_catalog import RestCatalogServer
 
 DATABASE = "laked"
+DOCUMENT = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
 
 
 def lake(folder: Path, kind: str, **keys: Any) -> dict[str, Any]:
@@ -314,20 +318,37 @@ def test_each_program_for_a_lake_prints_what_the_document_shows(lockstep: Any, m
         "INSERT INTO customers VALUES (1, 'Ada'), (2, 'Bo')",
     )
     shop.run()
+    moment = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=1)
+    while datetime.now(UTC) < moment + timedelta(seconds=1):  # a source's clock may have whole seconds alone
+        time.sleep(0.1)
     shop.sql("UPDATE orders SET status = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 4")
     shop.run()
-    text = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
-    programs = re.findall(r"^```python lake\n(.*?)^```\n^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 2
+    place = {
+        "sqlite:////srv/lake/catalog.db": shop.uri,
+        "file:///srv/lake": shop.warehouse,
+        "2026-11-21T04:00:00Z": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    blocks = re.findall(
+        r"^```(python lake|sql lake)\n(.*?)^```\n(?:^```text\n(.*?)^```$)?", DOCUMENT, re.MULTILINE | re.DOTALL
+    )
+    assert [kind for kind, _, _ in blocks] == ["python lake"] * 5 + ["sql lake"]
     names: dict[str, Any] = {}
-    for program, expected in programs:
-        program = program.replace("sqlite:////srv/lake/catalog.db", shop.uri).replace(
-            "file:///srv/lake", shop.warehouse
-        )
+    for _, program, expected in blocks[:-1]:
+        for shown, real in place.items():
+            program = program.replace(shown, real)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(program, names)
         assert printed.getvalue() == expected
+    _, query, expected = blocks[-1]
+    for one in lockstep("lake", "at", shop.file, "--time", moment.isoformat()).document["tables"]:
+        version = f"lake.{one['mirror']} VERSION AS OF"
+        assert one["sql"] == f"SELECT * FROM {version} {one['snapshot']}"
+        query = re.sub(rf"{version} \d+", f"{version} {one['snapshot']}", query)
+    rows = by_spark(
+        lockstep.directory, [shop.catalog.load_table(f"shop.{one}") for one in ("orders", "customers")], query
+    )
+    assert [" ".join(map(str, row.values())) for row in rows.to_pylist()] == expected.splitlines()
 
 
 def test_a_pipeline_with_a_lake_is_drafted_from_the_source_and_runs_as_it_is(lockstep: Any, mariadb: Any) -> None:

@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import subprocess
-import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.feather as feather
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from cdc_core.model.version import VERSION_COLUMN
-from examples.sandbox.artifacts import ICEBERG, fetch, java
 from examples.sandbox.sql_server import SqlServer
 from tests.contract.product_source import ROOT
+from tests.lab.iceberg_spark import by_spark
 
 BOTH = MARIADB, MYSQL = ("mariadb", "mysql9")
 DATABASE = "laketypes"
@@ -233,7 +227,7 @@ def test_every_type_is_read_alike_by_pyiceberg_polars_and_spark(
     assert {name: kinds[name] for name in typed.table.names} == typed.table.lake
     assert in_order(table.scan().to_arrow().to_pylist()) == expected
     assert in_order(pl.scan_iceberg(table).collect().to_dicts()) == expected
-    assert in_order(by_spark(typed, table).to_pylist()) == expected
+    assert in_order(by_spark(typed.lockstep.directory, [table], "SELECT * FROM lake.shop.t").to_pylist()) == expected
 
 
 def test_the_document_says_the_type_of_each_column() -> None:
@@ -256,34 +250,3 @@ def test_the_document_says_the_type_of_each_column() -> None:
         assert re.sub(r"\(\d+, \d+\)$", "", told[name]) == re.sub(r"\(\d+, \d+\)$", "", one.lake) or (
             told[name] == "decimal(p, s)" and one.lake.startswith("decimal")
         ), one
-
-
-READ = """
-import sys
-from pyspark.sql import SparkSession
-import pyarrow.feather as feather
-jars, table, out = sys.argv[1:]
-spark = (
-    SparkSession.builder.master("local[1]").config("spark.jars", jars).config("spark.ui.enabled", "false")
-    .config("spark.sql.session.timeZone", "UTC").config("spark.sql.execution.arrow.pyspark.enabled", "true")
-    .getOrCreate()
-)
-feather.write_feather(spark.read.format("iceberg").load(table).toArrow(), out, compression="uncompressed")
-"""
-
-
-def by_spark(typed: TypedLake, table: Any) -> pa.Table:
-    """By Iceberg's own runtime, as a Hadoop table: its catalog of this machine is the folder itself."""
-    place, out = Path(table.location().removeprefix("file://")), typed.lockstep.directory / "spark.arrow"
-    metadata = Path(table.metadata_location.removeprefix("file://"))
-    (place / "metadata" / "v1.metadata.json").write_bytes(metadata.read_bytes())
-    (place / "metadata" / "version-hint.text").write_text("1")
-    jars = ",".join(map(str, fetch(ICEBERG).glob("*.jar")))
-    assert java()
-    script = typed.lockstep.directory / "read.py"
-    script.write_text(textwrap.dedent(READ))
-    done = subprocess.run(
-        [sys.executable, str(script), jars, str(place), str(out)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return feather.read_table(out)

@@ -16,7 +16,9 @@ from cdc_core.errors import RetryLater
 from cdc_core.lake import cut_table
 from cdc_core.lake.publication import LakeSnapshot, branch_of, publish
 from cdc_core.lake.snapshots import PLAN, RUN, said
-from cdc_core.model.cut import Cut, CutTable
+from cdc_core.model.cut import Cut, CutSource, CutTable
+from cdc_core.model.position import Position
+from cdc_core.model.windows import from_us
 from cdc_core.operations.open_pipeline import OpenCatalogs
 from cdc_core.stage import cuts
 from cdc_core.stage.objects import ObjectStore
@@ -133,3 +135,11 @@ def test_an_operation_opens_a_catalog_once_and_closes_it(target: IcebergTarget) 
     finally:
         for what, listener in count.items():
             event.remove(Pool, what, listener)
+
+
+def test_a_cut_has_all_commits_up_to_where_the_slowest_source_is(catalog: Catalog, target: IcebergTarget) -> None:
+    ends = {"fast": 5 * HOUR_US, "slow": 3 * HOUR_US}
+    sources = {name: CutSource(Position(0, "binlog.000001", 4), "", us, {}) for name, us in ends.items()}
+    publish(catalog, made(catalog, target, Cut("one", "lake", HOUR_US, sources, cut("one", HOUR_US).tables)))
+    rows = cut_table.opened(catalog, target).scan().to_arrow()
+    assert rows["committed_at"].to_pylist() == [from_us(3 * HOUR_US)] * 2
