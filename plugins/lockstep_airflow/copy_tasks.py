@@ -29,6 +29,7 @@ from lockstep_airflow.credentials import exported
 from lockstep_airflow.extract_sensor import DRAIN_S
 from lockstep_airflow.run_context import asked_at, beside, copy_params, copy_readers, is_dry_run, run_name
 from lockstep_airflow.specs import COPY, PLAN
+from lockstep_airflow.table_assets import copied_batches, publish_staged
 from lockstep_airflow.task_pipeline import opened
 from lockstep_airflow.termination import Leaving
 
@@ -219,6 +220,8 @@ class StageCopySensor(PipelineSensor):
             log.info("%s: waiting until %s is extracted", self.subject, staged.waiting)
             return PokeReturnValue(False)
         self._require_copied(context, ready)
+        copied = copied_batches(context, ready.meta, self.subject)
+        publish_staged(context, self.outlets, ready.pipeline, ready.meta, copied)
         counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
         return PokeReturnValue(True, {"source": self.subject, **counts, "dropped": len(staged.dropped)})
 

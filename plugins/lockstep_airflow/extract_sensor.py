@@ -26,6 +26,7 @@ from lockstep_airflow import metrics
 from lockstep_airflow.airflow_failures import as_airflow_failures
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.run_context import abandoned_of, accepted_of, is_dry_run, window_of
+from lockstep_airflow.table_assets import extracted_batches, publish_staged
 from lockstep_airflow.task_pipeline import opened
 from lockstep_airflow.termination import Leaving
 from lockstep_airflow.window import WINDOW_END
@@ -102,6 +103,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
             if staged is not None:
                 log.info("%s: everything up to the end of %s is staged; the source is not read", self.source, window)
                 metrics.lag(pipeline.pipeline, self.source, staged["watermark_us"])
+                self._publish(context, pipeline, window)
                 return PokeReturnValue(True, staged)
             try:
                 self._extractor = self._start(context)
@@ -125,7 +127,17 @@ class ExtractSensor(Leaving, BaseSensorOperator):
         )
         for table, coverage in result.partial.items():
             log.warning("%s: partial: %s", self.source, lacks(table, self.source, coverage))
+        if result.done:
+            self._publish(context, pipeline, window)
         return PokeReturnValue(result.done, _counts(self.source, result) if result.done else None)
+
+    def _publish(self, context: Context, pipeline: Pipeline, window: RunWindow) -> None:
+        """Again when the task is repeated: a process that died after it had staged must not lose the events."""
+        from cdc_core.meta import Meta
+
+        with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
+            batches = extracted_batches(context, meta, self.source, window)
+            publish_staged(context, self.outlets, pipeline, meta, batches)
 
     def _require_in_time(self, window: RunWindow) -> None:
         """Raises UsageError (usage.argument): the DAG has one run at a time, which would keep all others waiting."""

@@ -9,7 +9,9 @@ Nothing is kept for it while a task works: all of it is looked up by the run, in
 
 Names follow https://openlineage.io/docs/spec/naming: `mysql://host:port` and `database.table` (MariaDB, too), the
 bucket or `file` and the folder of a staged table. A sharded table is one dataset, `lockstep://<pipeline>` and
-`<target>.<table>`, with its shards as symlinks: a graph with a node for each shard would show nothing.
+`<target>.<table>`, with its shards as symlinks: a graph with a node for each shard would show nothing. A table of a
+lake is its folder in the warehouse, as it is to Spark and Trino, with its name in the catalog as a symlink, the
+catalog, and the snapshot of the run as its version.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -27,8 +30,10 @@ from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.facet_v2 import (
     DatasetFacet,
     InputDatasetFacet,
+    catalog_dataset,
     column_lineage_dataset,
     data_quality_assertions_dataset,
+    dataset_version_dataset,
     input_statistics_input_dataset,
     output_statistics_output_dataset,
     schema_dataset,
@@ -36,22 +41,21 @@ from openlineage.client.facet_v2 import (
 )
 
 from cdc_core import config
-from cdc_core.config import IcebergTarget, Pipeline, Target
+from cdc_core.config import IcebergTarget, MysqlTarget, Pipeline, Target
 from cdc_core.meta import BatchRow, Meta
 from cdc_core.model.run_plan import LedgerEntry, RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.tasks import QUALITY
-from cdc_core.model.windows import to_us
 from cdc_core.mysql.connections import resolve
 from cdc_core.operations.apply.plan import load
 from cdc_core.source.capture import Capture
 from cdc_core.source.capture.column_rules import HASH
-from cdc_core.stage.layout import table_prefix
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.targets.reading.sharding import shard_tables
 from lockstep_airflow.credentials import exported
-from lockstep_airflow.run_context import asked_at, is_dry_run, run_name, window_of
+from lockstep_airflow.run_context import is_dry_run, run_name, window_of
+from lockstep_airflow.table_assets import copied_batches, extracted_batches, staged_uri
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -62,11 +66,13 @@ Lineage = OperatorLineage[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name of a dataset. shards: the physical tables of a sharded one."""
+    """The name of a dataset. others: the physical tables of a sharded one; the name of a lake's table in its
+    catalog. facets: more of it."""
 
     namespace: str
     name: str
-    shards: tuple[Name, ...] = ()
+    others: tuple[Name, ...] = ()
+    facets: Mapping[str, DatasetFacet] = field(default_factory=dict, compare=False)
 
 
 @dataclass(slots=True)
@@ -80,29 +86,21 @@ class _Written:
 
 
 def of_extract(file: str, source: str, context: Context) -> Lineage:
-    """What is staged of the run's window, by this task or an earlier one; of a run up to now, what was staged since it
-    was triggered. Nothing of a dry run."""
+    """What is staged of the run's window, by this task or an earlier one, and since the run began. Nothing of a dry
+    run."""
     if is_dry_run(context):
         return OperatorLineage()
     with _opened(file) as (pipeline, meta, _):
-        window, asked_us = window_of(context, pipeline), to_us(asked_at(context))
-        batches = [
-            one
-            for one in meta.batches.find(source)
-            if not one.copied
-            and (one.created_us >= asked_us if window.open else window.start_us <= one.window_start_us < window.end_us)
-        ]
+        batches = extracted_batches(context, meta, source, window_of(context, pipeline))
         return _staged(pipeline, source, meta, batches)
 
 
 def of_copy(file: str, source: str, context: Context) -> Lineage:
-    """What was copied and staged since the run was triggered. Nothing of a dry run."""
+    """What was copied and staged since the run began. Nothing of a dry run."""
     if is_dry_run(context):
         return OperatorLineage()
     with _opened(file) as (pipeline, meta, _):
-        asked_us = to_us(asked_at(context))
-        batches = [one for one in meta.batches.find(source) if one.copied and one.created_us >= asked_us]
-        return _staged(pipeline, source, meta, batches)
+        return _staged(pipeline, source, meta, copied_batches(context, meta, source))
 
 
 def of_spark_job(file: str, job: str, target: str, context: Context) -> Lineage:
@@ -173,8 +171,9 @@ def _staged(pipeline: Pipeline, source: str, meta: Meta, batches: Sequence[Batch
 
 
 def _committed(pipeline: Pipeline, plan: RunPlan, target: str, ledger: Iterable[LedgerEntry]) -> Lineage:
-    inputs, outputs = [], []
+    inputs, outputs, ledger = [], [], list(ledger)
     by_name = {one.table: one for one in plan.merge_set(plan.target(target).merge_set).tables}
+    there = target_names(pipeline, pipeline.target(target), [one.table for one in ledger], run_id=plan.run_id)
     for entry in sorted(ledger, key=lambda one: one.table):
         schemas = plan.current_schemas(by_name[entry.table])
         staged = staged_name(pipeline, entry.table)
@@ -184,9 +183,7 @@ def _committed(pipeline: Pipeline, plan: RunPlan, target: str, ledger: Iterable[
         read = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=entry.staged_rows)
         inputs.append(InputDataset(staged.namespace, staged.name, inputFacets={"inputStatistics": read}))
         statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.written)
-        outputs.append(
-            _output(target_name(pipeline, pipeline.target(target), entry.table), schemas, columns, statistics)
-        )
+        outputs.append(_output(there[entry.table], schemas, columns, statistics))
     return OperatorLineage(inputs=inputs, outputs=outputs)
 
 
@@ -200,10 +197,11 @@ def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore)
         else:
             found[path.rpartition("/")[2].removesuffix(".json")].append(verdict)
     inputs = []
-    for table in sorted(one.table for one in plan.merge_set(plan.target(target).merge_set).tables):
+    tables = sorted(one.table for one in plan.merge_set(plan.target(target).merge_set).tables)
+    names = target_names(pipeline, pipeline.target(target), tables, run_id=plan.run_id)
+    for table in tables:
         before = [*found["staged"], *found["merged"], *(one for one in own if one["table"] == table)]
-        there = target_name(pipeline, pipeline.target(target), table)
-        for name, verdicts in ((staged_name(pipeline, table), before), (there, found["target"])):
+        for name, verdicts in ((staged_name(pipeline, table), before), (names[table], found["target"])):
             if verdicts:
                 inputs.append(InputDataset(name.namespace, name.name, inputFacets=_assertions(verdicts)))
     return OperatorLineage(inputs=inputs)
@@ -211,17 +209,44 @@ def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore)
 
 def staged_name(pipeline: Pipeline, logical: str) -> Name:
     """The name of the folder of a staged table."""
-    parts = urlsplit(pipeline.stage.uri)
-    folder = f"{parts.path.rstrip('/')}/{table_prefix(logical).rstrip('/')}"
-    return Name("file", folder) if parts.scheme == "file" else Name(f"s3://{parts.netloc}", folder.lstrip("/"))
+    return Name(*_place(staged_uri(pipeline, logical)))
 
 
-def target_name(pipeline: Pipeline, target: Target, logical: str) -> Name:
-    """The name of a table of a target. Raises UsageError (config.unset, config.invalid)."""
+def _place(uri: str) -> tuple[str, str]:
+    """The namespace and the name of a folder."""
+    parts = urlsplit(uri)
+    return ("file", parts.path) if parts.scheme == "file" else (f"{parts.scheme}://{parts.netloc}", parts.path[1:])
+
+
+def target_names(pipeline: Pipeline, target: Target, tables: Iterable[str], *, run_id: str) -> dict[str, Name]:
+    """The names of tables of a target, by their logical names. run_id: whose snapshots of a lake are meant. Raises
+    UsageError (config.unset, config.invalid), and what a catalog raises."""
     if isinstance(target, IcebergTarget):
-        from cdc_core.lake.catalogs import identifier, name_of
+        return _lake_names(pipeline, target, tables, run_id)
+    return {one: _database_name(pipeline, target, one) for one in tables}
 
-        return Name(f"iceberg://{target.name}", name_of(identifier(target, logical)))
+
+def _lake_names(pipeline: Pipeline, target: IcebergTarget, tables: Iterable[str], run_id: str) -> dict[str, Name]:
+    from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
+    from cdc_core.stage.cuts import newest_first
+
+    cuts = (cut for _, cut in newest_first(open_stage(pipeline.stage), target.name) if cut.run_id == run_id)
+    snapshots = {one.logical: one.snapshot for cut in islice(cuts, 1) for one in cut.tables}
+    found, kind = {}, target.catalog.get("type", "rest")
+    with open_catalog(target) as catalog, catalog_answers(target):
+        for logical in tables:
+            name = identifier(target, logical)
+            namespace, folder = _place(catalog.load_table(name).location())
+            facets: dict[str, DatasetFacet] = {
+                "catalog": catalog_dataset.CatalogDatasetFacet("iceberg", kind, target.name, source="lockstep")
+            }
+            if snapshots.get(logical) is not None:
+                facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(snapshots[logical]))
+            found[logical] = Name(namespace, folder, (Name(f"iceberg://{target.name}", name_of(name)),), facets)
+    return found
+
+
+def _database_name(pipeline: Pipeline, target: MysqlTarget, logical: str) -> Name:
     places = [Name(_server(target.connections[one.connection]), one.name) for one in shard_tables(target, logical)]
     if len(places) == 1:
         return places[0]
@@ -252,10 +277,11 @@ def _output(
         "columnLineage": column_lineage_dataset.ColumnLineageDatasetFacet(
             {one: column_lineage_dataset.Fields(origins) for one, origins in columns.items()}
         ),
+        **name.facets,
     }
-    if name.shards:
+    if name.others:
         facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(
-            [symlinks_dataset.Identifier(one.namespace, one.name, "TABLE") for one in name.shards]
+            [symlinks_dataset.Identifier(one.namespace, one.name, "TABLE") for one in name.others]
         )
     return OutputDataset(name.namespace, name.name, facets=facets, outputFacets={"outputStatistics": statistics})
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param, TaskGroup
 
 from cdc_core.config import MOST_READERS
 from lockstep_airflow.copy_tasks import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
@@ -29,6 +29,7 @@ from lockstep_airflow.run_tasks import (
 from lockstep_airflow.specs import PLAN, SWITCH, DagSpec, TaskKind, TaskSpec, snapshot_dag_id_of
 from lockstep_airflow.specs import REHEARSE as REHEARSE_TASK
 from lockstep_airflow.specs import REPAIR as REPAIR_TASK
+from lockstep_airflow.table_assets import alias_of
 from lockstep_airflow.verify_tasks import RepairSensor, VerifySensor
 from lockstep_airflow.window import (
     ABANDON,
@@ -90,14 +91,11 @@ def add_tasks(spec: DagSpec, dag: DAG, within: TaskGroup | None = None) -> None:
             rendered[before] >> rendered[task.task_id]
 
 
-def asset_alias(pipeline: str, target: str) -> str:
-    """Name of the asset alias under which a target's commits publish their tables; DAGs can be scheduled on it."""
-    return f"lockstep_{pipeline}_{target}"
-
-
 def _operator(spec: DagSpec, task: TaskSpec, dag: DAG, within: TaskGroup | None, group: TaskGroup | None) -> Any:
     common: dict[str, Any] = {"dag": dag, "task_id": task.name, "doc_md": task.doc}
     common |= {"task_group": group} if group is not None else {}
+    if task.kind in (TaskKind.EXTRACT, TaskKind.STAGE_COPY, TaskKind.COMMIT):
+        common["outlets"] = [alias_of(spec.pipeline, task.target)]
     waits = {"poke_interval": spec.airflow.poke_interval_s, "timeout": spec.airflow.timeout_s}
 
     def mapped(sensor: Any, **options: Any) -> Any:
@@ -161,10 +159,7 @@ def _operator(spec: DagSpec, task: TaskSpec, dag: DAG, within: TaskGroup | None,
                 **common,
             )
         case TaskKind.COMMIT:
-            alias = asset_alias(spec.pipeline, task.target)
-            return CommitOperator(
-                file=spec.file, target=task.target, plan_task=in_dag(PLAN), outlets=[AssetAlias(alias)], **common
-            )
+            return CommitOperator(file=spec.file, target=task.target, plan_task=in_dag(PLAN), **common)
 
 
 def default_args(spec: DagSpec) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset, BaseOperator, SkipMixin
+from airflow.sdk import BaseOperator, SkipMixin
 from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core import config
@@ -32,6 +32,7 @@ from lockstep_airflow.run_context import (
     window_of,
 )
 from lockstep_airflow.spark_connection import driver_of
+from lockstep_airflow.table_assets import publish, target_uri
 from lockstep_airflow.task_pipeline import opened
 from lockstep_airflow.termination import Leaving
 from lockstep_airflow.window import RunWindow
@@ -451,17 +452,13 @@ class CommitOperator(_RunOperator):
         return lineage.of_commit(self.file, self.target, task_instance.get_template_context())
 
     def _publish(self, context: Context, summary: CommitSummary, positions: Mapping[str, list[str]]) -> None:
-        events = context["outlet_events"][self.outlets[0]]
-        pipeline = config.load(Path(self.file)).pipeline
+        pipeline = config.load(Path(self.file))
+        target = pipeline.target(self.target)
         window = {"window_start_us": summary.window_start_us, "window_end_us": summary.window_end_us}
         common: dict[str, Any] = {"run_id": summary.run_id, **window, "positions": dict(positions)}
-        for table in summary.to_json()["tables"]:
-            events.add(Asset(asset_name(pipeline, self.target, table["table"])), extra={**common, **table})
-
-
-def asset_name(pipeline: str, target: str, table: str) -> str:
-    """Name and URI of the asset for a logical table in a target."""
-    return f"lockstep/{pipeline}/{target}/{table}"
+        tables = summary.to_json()["tables"]
+        extras = {target_uri(pipeline, target, one["table"]): {**common, **one} for one in tables}
+        publish(context, self.outlets, extras)
 
 
 def _positions(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:

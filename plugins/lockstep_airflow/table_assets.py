@@ -1,0 +1,107 @@
+"""The assets of a pipeline's tables, and the events by which a DAG that is scheduled on one starts.
+
+    a staged table          its folder: <stage.uri>/changes/cdc_table=<table>
+    a table of a lake       iceberg://<target>/<namespace>.<table>
+    a table of a database   lockstep/<pipeline>/<target>/<table>
+
+Which tables a run has is known only once it has staged them: so a task has an asset alias as its outlet, and adds the
+assets to it. An event says the window in its extra, and has no partition key: Airflow takes none for the assets of an
+alias, and a key would keep every DAG that asks for no partitions from starting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, AssetAlias
+
+from cdc_core.config import IcebergTarget, Pipeline, Target
+from cdc_core.model.windows import CLOCK_TOLERANCE_US, to_us
+from lockstep_airflow.run_context import asked_at
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from cdc_core.meta import BatchRow, Meta
+    from lockstep_airflow.window import RunWindow
+
+
+def alias_of(pipeline: str, target: str = "") -> AssetAlias:
+    """Of all tables that a target's commits apply, or that a pipeline stages; DAGs can be scheduled on it."""
+    return AssetAlias(f"lockstep/{pipeline}/{target}".rstrip("/"))
+
+
+def staged_uri(pipeline: Pipeline, logical: str) -> str:
+    from cdc_core.stage.layout import table_prefix
+
+    return f"{pipeline.stage.uri.rstrip('/')}/{table_prefix(logical).rstrip('/')}"
+
+
+def target_uri(pipeline: Pipeline, target: Target, logical: str) -> str:
+    if isinstance(target, IcebergTarget):
+        from cdc_core.lake.catalogs import identifier, name_of
+
+        return f"iceberg://{target.name}/{name_of(identifier(target, logical))}"
+    return f"lockstep/{pipeline.pipeline}/{target.name}/{logical}"
+
+
+def extracted_batches(context: Context, meta: Meta, source: str, window: RunWindow) -> list[BatchRow]:
+    """Those of the run's window, and those of earlier windows that were staged since the run began, as after a pause.
+    Of a run up to now, all that were staged since it began."""
+    start_us, since_us = window.end_us if window.open else window.start_us, _began_us(context)
+    return [
+        one
+        for one in meta.batches.find(source)
+        if not one.copied
+        and one.window_start_us < window.end_us
+        and (one.window_start_us >= start_us or one.created_us >= since_us)
+    ]
+
+
+def copied_batches(context: Context, meta: Meta, source: str) -> list[BatchRow]:
+    """Those of copied rows that were staged since the run began."""
+    since_us = _began_us(context)
+    return [one for one in meta.batches.find(source) if one.copied and one.created_us >= since_us]
+
+
+def _began_us(context: Context) -> int:
+    """By Airflow's clock; batches have the time of meta's."""
+    return to_us(context["dag_run"].start_date or asked_at(context)) - CLOCK_TOLERANCE_US
+
+
+def publish_staged(
+    context: Context, outlets: Sequence[AssetAlias], pipeline: Pipeline, meta: Meta, batches: Sequence[BatchRow]
+) -> None:
+    """An event for each table that has rows in batches of one source."""
+    files = meta.batches.files([one.batch_id for one in batches])
+    with_rows: dict[str, list[BatchRow]] = {}
+    rows: dict[str, int] = {}
+    for batch in batches:
+        for part in files[batch.batch_id]:
+            mine = with_rows.setdefault(part.table, [])
+            if not mine or mine[-1] is not batch:
+                mine.append(batch)
+            rows[part.table] = rows.get(part.table, 0) + part.rows
+    publish(
+        context,
+        outlets,
+        {
+            staged_uri(pipeline, table): {
+                "table": table,
+                "window_start_us": min(one.window_start_us for one in mine),
+                "window_end_us": max(one.window_end_us for one in mine),
+                "positions": {mine[0].source: [str(mine[0].begin), str(mine[-1].end)]},
+                "staged_rows": rows[table],
+            }
+            for table, mine in sorted(with_rows.items())
+        },
+    )
+
+
+def publish(context: Context, outlets: Sequence[AssetAlias], extras: Mapping[str, Mapping[str, Any]]) -> None:
+    """outlets: of the task. extras: by the URI of the asset."""
+    for alias in outlets:
+        events = context["outlet_events"][alias]
+        for uri, extra in extras.items():
+            events.add(Asset(uri), extra=dict(extra))

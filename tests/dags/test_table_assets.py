@@ -1,0 +1,89 @@
+"""Which batches a run announces, and the events of their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import AssetAlias
+from airflow.sdk.execution_time.context import OutletEventAccessors
+
+from cdc_core import config
+from lockstep_airflow.table_assets import alias_of, extracted_batches, publish_staged, target_uri
+from lockstep_airflow.window import RunWindow
+from tests.dags.made_pipelines import staged
+from tests.lab.made_batches import HOUR_US, START_US
+from tests.lab.made_line import Line
+
+BEFORE, AFTER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def shop(write_pipeline: Callable[..., Path]) -> Iterator[Line]:
+    """Batches of the windows 0, 1 and 3; the second has no rows."""
+    line = staged(write_pipeline("shop"))
+    yield line
+    line.meta.close()
+
+
+def context(began: datetime) -> Any:
+    return {"dag_run": SimpleNamespace(start_date=began), "outlet_events": OutletEventAccessors()}
+
+
+def windows(shop: Line, began: datetime, window: RunWindow) -> list[int]:
+    found = extracted_batches(context(began), shop.meta, "shop_db", window)
+    return [(one.window_start_us - START_US) // HOUR_US for one in found]
+
+
+def hours(start: int, end: int) -> RunWindow:
+    return RunWindow(START_US + start * HOUR_US, START_US + end * HOUR_US)
+
+
+def test_a_run_announces_its_window_and_earlier_ones_that_were_staged_since_it_began(shop: Line) -> None:
+    assert windows(shop, AFTER, hours(3, 4)) == [3]
+    assert windows(shop, BEFORE, hours(3, 4)) == [0, 1, 3]
+    assert windows(shop, BEFORE, hours(1, 2)) == [0, 1]
+
+
+def test_a_run_up_to_now_announces_what_was_staged_since_it_began(shop: Line) -> None:
+    now = RunWindow(0, START_US + 9 * HOUR_US, open=True)
+    assert windows(shop, BEFORE, now) == [0, 1, 3]
+    assert windows(shop, AFTER, now) == []
+
+
+def test_a_staged_table_has_one_event_with_the_windows_and_positions_of_its_batches(shop: Line) -> None:
+    task, alias = context(BEFORE), alias_of("shop")
+    batches = extracted_batches(task, shop.meta, "shop_db", hours(0, 4))
+    publish_staged(task, [alias], shop.pipeline, shop.meta, batches)
+    (event,) = task["outlet_events"][alias].asset_alias_events
+    assert (
+        event.dest_asset_key.name
+        == event.dest_asset_key.uri
+        == f"{shop.pipeline.stage.uri}/changes/cdc_table=shop.orders"
+    )
+    assert event.extra == {
+        "table": "shop.orders",
+        "window_start_us": START_US,
+        "window_end_us": START_US + 4 * HOUR_US,
+        "positions": {"shop_db": [str(batches[0].begin), str(batches[-1].end)]},
+        "staged_rows": 1239,
+    }
+
+
+def test_a_table_of_a_lake_is_named_by_its_catalog_and_one_of_a_database_by_its_pipeline(
+    write_pipeline: Callable[..., Path],
+) -> None:
+    catalog = {"type": "sql", "uri": "env:LAKE", "warehouse": "s3://lake/warehouse"}
+    lake = {"name": "lake", "kind": "iceberg", "namespace": "sales", "tables": {"*": {}}, "catalog": catalog}
+    shards = {"name": "main", "connections": ["airflow:target_db"], "tables": {"*": {}}}
+    pipeline = config.load(write_pipeline("shop", targets=[lake, shards]))
+    assert target_uri(pipeline, pipeline.target("lake"), "shop.orders") == "iceberg://lake/sales.orders"
+    assert target_uri(pipeline, pipeline.target("main"), "shop.orders") == "lockstep/shop/main/shop.orders"
+    assert [alias_of("shop", "lake"), alias_of("shop")] == [
+        AssetAlias("lockstep/shop/lake"),
+        AssetAlias("lockstep/shop"),
+    ]
