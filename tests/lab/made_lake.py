@@ -29,7 +29,7 @@ from cdc_core.lake.snapshots import (
 )
 from cdc_core.lake.truncated import left_to_truncates, removed_by, truncated_rows
 from cdc_core.model.merged_columns import BORN, CLASS, MergedOp, RowClass, merged_schema
-from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TS
+from cdc_core.model.staged_columns import ABSENT, OP, ROW, SEQ, SOURCE, TS, absent_text
 from cdc_core.model.version import Version, encode
 
 NAME, LOGICAL, PIPELINE = ("shop", "t"), "t", "line"
@@ -37,7 +37,8 @@ NAME, LOGICAL, PIPELINE = ("shop", "t"), "t", "line"
 
 @dataclass(frozen=True)
 class Winner:
-    """The last change of a key in a run: a row that is written or deleted. row: None for a TRUNCATE."""
+    """The last change of a key in a run: a row that is written or deleted. row: None for a TRUNCATE. absent: columns
+    that the log does not carry."""
 
     seq: int
     row: tuple[Any, ...] | None
@@ -45,6 +46,7 @@ class Winner:
     born: bool = True
     source: str = "one"
     ts_us: int = 0
+    absent: tuple[str, ...] = ()
 
     @property
     def version(self) -> bytes:
@@ -98,9 +100,8 @@ class MadeLake:
         for one in changes:
             values = one.row if one.row is not None else (None,) * len(self.row)
             named = dict(zip((each.name for each in self.row), (*values, *[None] * len(self.row)), strict=False))
-            rows.append(
-                named | {OP: MergedOp(one.op), TS: one.ts_us, SOURCE: one.source, SEQ: one.seq, ROW: 0, BORN: one.born}
-            )
+            place = {TS: one.ts_us, SOURCE: one.source, SEQ: one.seq, ROW: 0}
+            rows.append(named | place | {OP: MergedOp(one.op), BORN: one.born, ABSENT: absent_text(one.absent)})
         return pa.Table.from_pylist(rows, schema)
 
     def alter(self, columns: Sequence[tuple[str, pa.DataType]], renames: Iterable[tuple[str, str]] = ()) -> None:

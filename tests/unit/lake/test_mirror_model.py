@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc_core.errors import ValuesAbsent
 from cdc_core.lake import compaction, data_files
 from cdc_core.lake.compaction import DELETED_SHARE
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.lake.mirror import judged
+from cdc_core.model.merged_columns import RowClass
 from cdc_core.model.version import VERSION_COLUMN
 from tests.lab.made_lake import MadeLake, Winner, delete, deleted_share, upsert
 
@@ -158,6 +160,22 @@ def test_a_mirror_that_keeps_deleted_rows_loses_no_key(kind: str, seed: int, tmp
         entombed = [tuple(one.values()) for one in lake.scanned(tombstones=True)]
         assert entombed == [(*key, version) for key, version in buried.items() if None in key]
         assert lake.apply(*winners).snapshots == [], "a repeated run changed something"
+
+
+def test_a_row_under_the_key_of_a_deleted_one_is_another_row(tmp_path: Path) -> None:
+    """It is new, and has nothing of that one."""
+    lake = MadeLake(tmp_path, [("id", pa.int64()), ("v", pa.int64())], flagged=True)
+    lake.apply(upsert(1, 0, 10), upsert(1, 1, 11), upsert(1, 2, 12))
+    lake.apply(Winner(2, (0, None), "d", absent=("v",)), Winner(3, (9, None), "d", absent=("v",)), delete(4, 1, 21))
+    deleted = {one["id"]: one["v"] for one in lake.scanned() if one[DELETED]}
+    assert deleted == {0: 10, 9: None, 1: 21}  # as the mirror had it, as nobody knows it, as the log has it
+    with pytest.raises(ValuesAbsent):
+        lake.attempt(Winner(5, (0, None), absent=("v",)))
+    done = lake.apply(upsert(6, 0, 7), Winner(6, (1, 8), born=False), delete(7, 9, 1))
+    assert done.classes == {RowClass.INSERT: 1, RowClass.REVIVED: 1, RowClass.ABSENT: 1}
+    assert {one["id"]: (one["v"], one[DELETED]) for one in lake.scanned()} == {
+        0: (7, False), 1: (8, False), 2: (12, False), 9: (1, True),
+    }  # fmt: skip
 
 
 def names_of(kind: str) -> list[str]:
