@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import Refused, repeat_from
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
-from cdc_core.lake.lake_tables import MirrorTables, opened, owner_of, required_schemas
+from cdc_core.lake.lake_tables import MirrorTables, mirror_rule, opened, required_schemas
 from cdc_core.lake.mirror import Mirror
 from cdc_core.lake.publication import BaseSnapshots
 from cdc_core.lake.snapshots import LiveFiles
@@ -34,7 +34,7 @@ class OpenMirror:
         rows, tombstones = (
             one.snapshot.snapshot_id if one.snapshot is not None else None for one in (self.rows, self.tombstones)
         )
-        return BaseSnapshots(self.tables.logical, self.tables.rows.name(), rows, tombstones)
+        return BaseSnapshots(self.tables.rule.logical, self.tables.rows.name(), rows, tombstones)
 
     @property
     def name(self) -> str:
@@ -52,12 +52,11 @@ def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, O
     """The mirrors as readers see them now, by logical table. Raises what opening them raises; Refused (run.clear_task)
     for one that has not the columns of the run's rows."""
     target, found = lake(job), dict[str, OpenMirror]()
-    owner = owner_of(job.pipeline.pipeline, target.name)
     with open_catalog(target) as catalog:
         with catalog_answers(target):
             for table in tables:
                 name = identifier(target, table.table)
-                there = opened(catalog, name, logical=table.table, owner=owner, key=table.key)
+                there = opened(catalog, name, mirror_rule(target, job.pipeline.pipeline, table.table, table.key))
                 if required_schemas(there, list(row_columns(job, table))):
                     raise Refused(
                         f"The table {name_of(name)} does not have the columns of the run's rows.",

@@ -92,26 +92,28 @@ def outcomes(mirror: Mirror, rows: pa.Table) -> list[str]:
     mine = rows.filter(pa.array(keyed))
     keys, versions = mine.select(mirror.key), versions_of_rows(mine)
     upserts = np.asarray(whole(pc.equal(mine.column(OP), MergedOp.UPSERT)))
-    held, buried = held_rows(mirror.rows, mirror.live, keys), held_rows(mirror.tombstones, mirror.buried, keys)
-    there, entombed = np.asarray(held.versions.is_valid()), np.asarray(buried.versions.is_valid())
+    found_rows, buried = held_rows(mirror.rows, mirror.live, keys), held_rows(mirror.tombstones, mirror.buried, keys)
+    held, tombstones = found_rows.present, found_rows.tombstones(buried)
+    there, entombed = np.asarray(held.versions.is_valid()), np.asarray(tombstones.is_valid())
     newer = np.asarray(newer_or_equal_each(versions, held.versions).fill_null(True))
     equal = np.asarray(pc.equal(versions, held.versions).fill_null(False))
     judged = np.full(len(versions), SAME, object)
     judged[upserts & ~there] = MISSING
-    judged[upserts & ~there & entombed & ~_newest(versions, buried)] = NEWER
+    judged[upserts & ~there & entombed & ~_newest(versions, tombstones)] = NEWER
     judged[upserts & there & newer & ~equal] = OLDER
     judged[upserts & there & ~newer] = NEWER
     judged[~upserts & there] = LEFT_BEHIND
     judged[~upserts & there & ~newer] = NEWER
     judged[~upserts & ~there & ~entombed] = MISSING
-    at = np.flatnonzero(upserts & equal)
-    judged[at[_differ(mirror, mine.take(pa.array(at)), held, at)]] = DIFFERS
+    as_deleted = np.asarray(pc.equal(versions, found_rows.versions).fill_null(False)) & found_rows.deleted & ~upserts
+    at = np.flatnonzero((upserts & equal) | as_deleted)
+    judged[at[_differ(mirror, mine.take(pa.array(at)), found_rows, at)]] = DIFFERS
     found[np.flatnonzero(keyed)] = judged
     return [str(one) for one in found.tolist()]
 
 
-def _newest(versions: pa.BinaryArray, buried: HeldRows) -> npt.NDArray[np.bool_]:
-    newer: npt.NDArray[np.bool_] = np.asarray(newer_or_equal_each(versions, buried.versions).fill_null(True))
+def _newest(versions: pa.BinaryArray, tombstones: pa.BinaryArray) -> npt.NDArray[np.bool_]:
+    newer: npt.NDArray[np.bool_] = np.asarray(newer_or_equal_each(versions, tombstones).fill_null(True))
     return newer
 
 

@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from cdc_core.lake.catalogs import catalog_answers
 from cdc_core.lake.compaction import ChangeDue, Rewrite, change_due, rewritten
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, write_rows
-from cdc_core.lake.mirror import SAME, Mirror, effect, fresh_truncates, removed_by
+from cdc_core.lake.mirror import SAME, Mirror, effect, fresh_truncates
 from cdc_core.lake.publication import LakeSnapshot, on_run_branch
 from cdc_core.lake.snapshots import (
     PLAN,
@@ -26,6 +26,7 @@ from cdc_core.lake.snapshots import (
     FileChange,
     next_number,
 )
+from cdc_core.lake.truncated import left_to_truncates, removed_by, truncated_rows
 from cdc_core.model.json_codec import dumped
 from cdc_core.model.merged_columns import CLASS, RowClass
 from cdc_core.model.run_plan import (
@@ -66,20 +67,22 @@ class _Truncated:
 
 @dataclass(slots=True)
 class _NewFiles:
-    """What workers have written for a table. gone, dug_up: positions that go, of rows and of tombstones."""
+    """What workers have written for a table. gone, dug_up: positions that go, of rows and of tombstones. ended: of rows
+    that truncates remove, and that stay as deleted ones."""
 
     table: str
     rows: list[NewFile] = field(default_factory=list)
     tombstones: list[NewFile] = field(default_factory=list)
     gone: dict[str, BitMap] = field(default_factory=dict)
     dug_up: dict[str, BitMap] = field(default_factory=dict)
+    ended: dict[str, BitMap] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __iadd__(self, other: _NewFiles) -> _NewFiles:
         self.rows += other.rows
         self.tombstones += other.tombstones
         self.counts += other.counts
-        for mine, theirs in ((self.gone, other.gone), (self.dug_up, other.dug_up)):
+        for mine, theirs in ((self.gone, other.gone), (self.dug_up, other.dug_up), (self.ended, other.ended)):
             for path, positions in theirs.items():
                 mine[path] = mine.get(path, BitMap()) | positions
         return self
@@ -94,6 +97,20 @@ class _Rewriting:
     @property
     def rows(self) -> int:
         return self.rewrite.rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Rows of a data file that truncates of these versions remove, and that are written again as deleted ones."""
+
+    table: str
+    file: LiveFile
+    positions: BitMap
+    truncates: tuple[bytes, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.file.rows
 
 
 def write(job: Job) -> None:
@@ -171,7 +188,7 @@ def _of_rows(mirror: Mirror, piece: _RowsToWrite, place: Place) -> _NewFiles:
         list(write_rows(mirror.tombstones, done.tombstones)),
         dict(done.gone),
         dict(done.dug_up),
-        counts,
+        counts=counts,
     )
 
 
@@ -179,7 +196,9 @@ def _of_truncates(mirror: Mirror, piece: _Truncated) -> _NewFiles:
     files = mirror.tombstones if piece.buried else mirror.rows
     gone = removed_by(files, piece.file, piece.removing)
     found = {piece.file.path: gone} if gone else {}
-    return _NewFiles(piece.table, dug_up=found) if piece.buried else _NewFiles(piece.table, gone=found)
+    if piece.buried:
+        return _NewFiles(piece.table, dug_up=found)
+    return _NewFiles(piece.table, ended=found) if files.flagged else _NewFiles(piece.table, gone=found)
 
 
 Table = tuple[str, bool]
@@ -189,19 +208,29 @@ Table = tuple[str, bool]
 def _changes(
     job: Job, written: Mapping[str, _NewFiles], mirrors: Mapping[str, OpenMirror]
 ) -> dict[str, tuple[FileChange, FileChange]]:
-    """What the new snapshots of each mirror and of its tombstones do, with the deletes and renewed files, which workers
-    write."""
+    """What the new snapshots of each mirror and of its tombstones do, with the deletes, renewed files and truncated
+    rows, which workers write."""
     places: dict[Table, KeyedFiles] = {}
     due: dict[Table, ChangeDue] = {}
+    pieces: list[_Rewriting | _Ended] = []
     for name, one in written.items():
-        mirror = mirrors[name].mirror
+        mirror, truncates = mirrors[name].mirror, tuple(map(bytes.fromhex, job.merge_counts[name].truncates))
         places |= {(name, False): mirror.rows, (name, True): mirror.tombstones}
+        ended = left_to_truncates(one.ended, one.gone)
+        pieces += [_Ended(name, each, ended[each.path], truncates) for each in mirror.live if each.path in ended]
+        one += _NewFiles(name, gone=ended)
         due[name, False] = change_due(mirror.live, one.rows, one.gone)
         due[name, True] = change_due(mirror.buried, one.tombstones, one.dug_up)
-    pieces = [_Rewriting(*at, rewrite) for at, one in due.items() for rewrite in one.rewrites]
+    pieces += [_Rewriting(*at, rewrite) for at, one in due.items() for rewrite in one.rewrites]
 
-    def work(piece: _Rewriting, place: Place) -> Iterator[tuple[Table, list[NewFile]]]:
-        yield (piece.table, piece.buried), rewritten(places[piece.table, piece.buried], piece.rewrite)
+    def work(piece: _Rewriting | _Ended, place: Place) -> Iterator[tuple[Table, list[NewFile]]]:
+        if isinstance(piece, _Ended):
+            at = piece.table, False
+            rows = truncated_rows(places[at], piece.file, piece.positions, piece.truncates)
+            yield at, list(write_rows(places[at], rows))
+        else:
+            at = piece.table, piece.buried
+            yield at, rewritten(places[at], piece.rewrite)
 
     renewed: dict[Table, list[NewFile]] = defaultdict(list)
     for at, new in all_results(in_tasks(job, pieces, in_place(job, work))):

@@ -266,6 +266,11 @@ class LakeTable(TargetTable):
     on_new_column: Literal["add", "stop"] = Field(
         "add", description="add: the mirror follows the source's columns; stop: the run stops"
     )
+    deletes: Literal["remove", "flag"] = Field(
+        "remove",
+        description="a deleted row: remove: it leaves the mirror; flag: it stays, with _cdc_deleted. Decided when the "
+        "mirror is made",
+    )
 
 
 class KeptCuts(Model):
@@ -299,6 +304,11 @@ class IcebergTarget(_Applied):
     def table(self, logical: str) -> LakeTable | None:
         """The rule for a logical table; None where this target does not take it."""
         return self.tables.get(logical) or self.tables.get("*")
+
+    def flags_deletes(self, logical: str) -> bool:
+        """Whether deleted rows stay in the mirror of a logical table."""
+        rule = self.table(logical)
+        return rule is not None and rule.deletes == "flag"
 
 
 def _kind(given: Any) -> str:

@@ -1,5 +1,6 @@
 """Values that the log did not carry (partial row images): a mirror's file has whole rows, so they are read from the row
-that it holds, under the row's key or under the keys that it had before."""
+that it holds, under the row's key or under the keys that it had before. A row that says that it is deleted gives no
+values: what comes after a delete is another row."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from cdc_core.errors import ValuesAbsent
 from cdc_core.history.codes import whole
 from cdc_core.lake.data_files import KeyedFiles, LiveFile
 from cdc_core.lake.held_rows import HeldRows, Numbers, held_rows, rows_at
-from cdc_core.model.merged_columns import KEY_CHAIN
+from cdc_core.model.merged_columns import KEY_CHAIN, MergedOp
 from cdc_core.model.row_versions import version_bytes
-from cdc_core.model.staged_columns import ABSENT, lacking
+from cdc_core.model.staged_columns import ABSENT, OP, lacking
 from cdc_core.model.version import newer_or_equal
 
 
 def filled(
     files: KeyedFiles, live: Sequence[LiveFile], rows: pa.Table, held: HeldRows, due: npt.NDArray[np.bool_]
 ) -> pa.Table:
-    """The merged rows with all values. held: of each row. due: which will be written; of the others nothing is read.
+    """The merged rows with all values. held: of each row, which is present. due: which will be written; of the others
+    nothing is read. Deletes of rows that the mirror does not hold stay as they are.
 
     Raises DataAtRisk (target.absent_values)."""
     batch = pa.RecordBatch.from_arrays([whole(rows.column(ABSENT))], [ABSENT])
@@ -33,15 +35,17 @@ def filled(
     if not len(at):
         return rows
     file, row = _places(files, live, rows, held, at)
-    if (file < 0).any():
-        key = rows.select(files.key).slice(int(at[np.flatnonzero(file < 0)[0]]), 1).to_pylist()[0]
+    nowhere = (file < 0) & np.asarray(whole(pc.equal(rows.column(OP), MergedOp.UPSERT)))[at]
+    if nowhere.any():
+        key = rows.select(files.key).slice(int(at[np.flatnonzero(nowhere)[0]]), 1).to_pylist()[0]
         raise ValuesAbsent(
-            f"{int((file < 0).sum())} changes lack values that neither the run nor the mirror has, such as that of the "
+            f"{int(nowhere.sum())} changes lack values that neither the run nor the mirror has, such as that of the "
             f"row {key}.",
             where=files.location,
             remedy="copy the table (`lockstep snapshot`), and run again; binlog_row_image = FULL on the source avoids "
             "this",
         )
+    at, file, row = at[file >= 0], file[file >= 0], row[file >= 0]
     names = sorted(frozenset().union(*names_of) & set(files.columns.names) & set(rows.column_names))
     values = rows_at(files, live, file, row, names)
     for name in names:
@@ -91,7 +95,7 @@ def _older(files: KeyedFiles, live: Sequence[LiveFile], links: pa.Table) -> list
     keys = links.select(files.key)
     first: dict[tuple[object, ...], int] = {}
     links_of = [first.setdefault(tuple(one.values()), at) for at, one in enumerate(keys.to_pylist())]
-    held = held_rows(files, live, keys.take(pa.array(first.values(), pa.int64())))
+    held = held_rows(files, live, keys.take(pa.array(first.values(), pa.int64()))).present
     found: Mapping[int, tuple[int, int, bytes]] = {
         at: (int(held.file[number]), int(held.row[number]), held.versions[number].as_py())
         for number, at in enumerate(first.values())

@@ -29,7 +29,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyroaring import BitMap
 
-from cdc_core.lake.lake_schema import arrow_schema
+from cdc_core.lake.lake_schema import DELETED, arrow_schema
 
 GROUP_ROWS, GROUP_BYTES = 125_000, 32 << 20
 """A row group has about so much in memory at most."""
@@ -61,6 +61,11 @@ class KeyedFiles:
     @cached_property
     def columns(self) -> pa.Schema:
         return arrow_schema(self.schema)
+
+    @property
+    def flagged(self) -> bool:
+        """Whether deleted rows stay, and say that they are deleted."""
+        return DELETED in self.columns.names
 
     def __repr__(self) -> str:
         return f"KeyedFiles({self.location})"
@@ -176,6 +181,16 @@ def deleted_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
             rows = pq.read_table(source, columns=["file_path", "pos"])
         mine = rows.filter(pc.equal(rows.column("file_path"), file.path)).column("pos")
         found |= BitMap(mine.to_numpy().astype(np.uint32))
+    return found
+
+
+def flagged_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
+    """The positions of the rows of a data file that say that they are deleted."""
+    found = BitMap()
+    with OpenFile(files, file) as opened:
+        for group in opened.groups:
+            flags = np.asarray(opened.read(group, [DELETED]).column(0))
+            found |= BitMap((np.flatnonzero(flags) + int(opened.starts[group])).astype(np.uint32))
     return found
 
 

@@ -7,7 +7,7 @@ key was found. A key has one live row at most.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,24 +19,41 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.history.codes import whole
 from cdc_core.history.parts import hashes_of
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, numbers_of
+from cdc_core.lake.lake_schema import DELETED
 from cdc_core.model.version import VERSION_COLUMN
 
+Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldRows:
     """What a table holds under each of some keys. file: a number of `paths`; -1: nothing. row: its position in the
-    file. versions: null where there is nothing."""
+    file. versions: null where there is nothing. deleted: where the row says that it is deleted."""
 
     paths: tuple[str, ...]
     file: Numbers
     row: Numbers
     versions: pa.BinaryArray
+    deleted: Flags
 
     @classmethod
     def nothing(cls, count: int) -> HeldRows:
-        return cls((), np.full(count, -1, np.int64), np.full(count, -1, np.int64), pa.nulls(count, pa.binary()))
+        nowhere = np.full(count, -1, np.int64)
+        return cls((), nowhere, nowhere, pa.nulls(count, pa.binary()), np.zeros(count, bool))
+
+    @property
+    def present(self) -> HeldRows:
+        """Without the rows that say that they are deleted."""
+        file, row = (np.where(self.deleted, -1, one) for one in (self.file, self.row))
+        return replace(self, file=file, row=row, versions=self._versions(~self.deleted))
+
+    def tombstones(self, buried: HeldRows) -> pa.BinaryArray:
+        """The version of the delete of each key: that of a row that says that it is deleted, or of its tombstone."""
+        return pc.coalesce(self._versions(self.deleted), buried.versions)
+
+    def _versions(self, kept: Flags) -> pa.BinaryArray:
+        return pc.if_else(pa.array(kept), self.versions, pa.scalar(None, pa.binary()))
 
 
 class KeyIndex:
@@ -81,6 +98,8 @@ def held_rows(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> He
     span = tuple(one.as_py() for one in pc.min_max(columns[0]).values()) if _ordered(columns[0].type) else None
     count = keys.num_rows
     file, row = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    deleted = np.zeros(count, bool)
+    beside = [VERSION_COLUMN, *([DELETED] if files.flagged else [])]
     owners: list[Numbers] = []
     versions: list[pa.BinaryArray] = []
     for number, one in enumerate(live):
@@ -104,9 +123,11 @@ def held_rows(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> He
                 _require_one(files, again, one, keys, ours)
                 file[ours], row[ours] = number, places
                 owners.append(ours)
-                there = whole(opened.read(group, [VERSION_COLUMN]).column(0))
-                versions.append(there.take(pa.array(rows)))
-    return HeldRows(tuple(one.path for one in live), file, row, _spread(count, owners, versions))
+                there = opened.read(group, beside).take(pa.array(rows))
+                versions.append(whole(there.column(0)))
+                if files.flagged:
+                    deleted[ours] = np.asarray(there.column(1))
+    return HeldRows(tuple(one.path for one in live), file, row, _spread(count, owners, versions), deleted)
 
 
 def rows_at(files: KeyedFiles, live: Sequence[LiveFile], file: Numbers, row: Numbers, names: Sequence[str]) -> pa.Table:
@@ -136,7 +157,7 @@ def _spread(count: int, owners: Iterable[Numbers], versions: Sequence[pa.BinaryA
     return pa.concat_arrays(versions).take(pa.array(at, mask=at < 0))
 
 
-def _require_one(files: KeyedFiles, twice: npt.NDArray[np.bool_], file: LiveFile, keys: pa.Table, at: Numbers) -> None:
+def _require_one(files: KeyedFiles, twice: Flags, file: LiveFile, keys: pa.Table, at: Numbers) -> None:
     if twice.any():
         key = keys.slice(int(at[np.flatnonzero(twice)[0]]), 1).to_pylist()[0]
         raise DataAtRisk(

@@ -1,7 +1,8 @@
 """The columns of a mirror: from the types of merged rows to Iceberg's, and how they follow the source's definitions.
 
 A column keeps its field id for life, under every name: so files that were written before it was renamed, widened or
-moved are read right. A column that the source dropped stays, nullable, after those that it has.
+moved are read right. A column that the source dropped stays, nullable, after those that it has. The columns of
+BOOKKEEPING are last, and stay as they are.
 """
 
 from __future__ import annotations
@@ -32,6 +33,16 @@ from pyiceberg.types import (
 from cdc_core.errors import Refused
 from cdc_core.model.version import VERSION_COLUMN
 
+DELETED, DELETED_AT = "_cdc_deleted", "_cdc_deleted_at"
+"""In a mirror that keeps deleted rows: whether the row is deleted, and the time of the commit that deleted it."""
+BOOKKEEPING = frozenset({DELETED, DELETED_AT, VERSION_COLUMN})
+"""Columns of a mirror that are not of its source. A mirror has both of the first two, or none."""
+ANOTHER_MIRROR = (
+    "give the mirror another name (`table` of its rule), copy the table again (`lockstep snapshot PIPELINE TABLE`), "
+    "and replay (`lockstep run PIPELINE --replay --target TARGET`): the new mirror"
+)
+"""The beginning of a remedy, where a mirror cannot become what its source or rule is now. Without the replay, runs
+stop: what ledgers say was written is not in the new one."""
 _PLAIN: dict[pa.DataType, IcebergType] = {
     pa.bool_(): BooleanType(),
     pa.int8(): IntegerType(),
@@ -57,14 +68,19 @@ def _lake_type(kind: pa.DataType, ids: Iterable[int]) -> IcebergType:
     return _PLAIN[kind]
 
 
-def first_schema(columns: Iterable[pa.Field], key: Sequence[str], *, rows: bool = True) -> Schema:
+def first_schema(
+    columns: Iterable[pa.Field], key: Sequence[str], *, rows: bool = True, flagged: bool = False
+) -> Schema:
     """The schema of a new table. columns: of merged rows. rows: whether it has rows, whose key is required; a table of
-    tombstones has one without a key for a TRUNCATE."""
+    tombstones has one without a key for a TRUNCATE. flagged: whether deleted rows stay."""
     ids = count(1)
     fields = [
         NestedField(next(ids), one.name, _lake_type(one.type, ids), required=rows and one.name in key)
         for one in columns
     ]
+    if flagged:  # required: a reader's NOT _cdc_deleted leaves no row out
+        fields.append(NestedField(next(ids), DELETED, BooleanType(), required=True))
+        fields.append(NestedField(next(ids), DELETED_AT, TimestamptzType(), required=False))
     fields.append(NestedField(next(ids), VERSION_COLUMN, BinaryType(), required=True))
     return Schema(*fields, identifier_field_ids=_identifiers(fields, key) if rows else [])
 
@@ -82,14 +98,14 @@ def evolved(
     """The schema that takes rows with these columns; None if this one does. last_id: the highest field id that the
     table ever had. renames: (old, new), in the order of the log. Raises Refused (target.definition)."""
     ids = count(last_id + 1)
-    known = {one.name.lower(): one for one in schema.fields if one.name != VERSION_COLUMN}
+    known = {one.name.lower(): one for one in schema.fields if one.name not in BOOKKEEPING}
     wanted = {one.name.lower() for one in columns}
     for old, new in ((before.lower(), after.lower()) for before, after in renames):
         if old in known and old not in wanted and new not in known:
             known[new] = known.pop(old)
     fields = [_followed(known.pop(one.name.lower(), None), one, ids, table) for one in columns]
     fields += [one.model_copy(update={"required": False}) for one in known.values()]
-    fields.append(schema.find_field(VERSION_COLUMN))
+    fields += [one for one in schema.fields if one.name in BOOKKEEPING]
     fitted = Schema(*fields, identifier_field_ids=schema.identifier_field_ids)
     return None if fitted.fields == schema.fields else fitted
 
@@ -106,8 +122,7 @@ def _followed(known: NestedField | None, column: pa.Field, ids: Iterable[int], t
                 "changes no column so.",
                 where=table,
                 code="target.definition",
-                remedy="rename the table in the lake and copy it again, or give it another name in `tables`: the new "
-                "one gets the new type",
+                remedy=f"{ANOTHER_MIRROR} has the new type",
             )
         kind = wanted
     return known.model_copy(update={"name": column.name, "field_type": kind})

@@ -19,11 +19,12 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
 )
 
+from cdc_core.config import IcebergTarget
 from cdc_core.errors import DataAtRisk, Refused, TableMissing
 from cdc_core.lake.catalogs import name_of
 from cdc_core.lake.commits import TableCommit, commit
-from cdc_core.lake.lake_schema import evolved, first_schema
-from cdc_core.lake.mirror import Mirror, truncates_in
+from cdc_core.lake.lake_schema import ANOTHER_MIRROR, DELETED, evolved, first_schema
+from cdc_core.lake.mirror import Mirror
 from cdc_core.lake.snapshots import (
     NUMBER,
     SCHEMAS,
@@ -36,6 +37,7 @@ from cdc_core.lake.snapshots import (
     said,
     table_files,
 )
+from cdc_core.lake.truncated import truncates_in
 
 TOMBSTONES = "__deleted"
 """The end of the name of a mirror's table of tombstones."""
@@ -49,15 +51,28 @@ PROPERTIES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class MirrorRule:
+    """What a mirror is made by, and keeps. flagged: whether deleted rows stay."""
+
+    logical: str
+    owner: str
+    key: tuple[str, ...]
+    flagged: bool
+
+
 @dataclass(frozen=True)
 class MirrorTables:
     """The tables of a mirror as they are now. schema, tombstone_schema: that rows are written with, which readers may
     not see yet."""
 
-    logical: str
-    key: tuple[str, ...]
+    rule: MirrorRule
     rows: Table
     tombstones: Table
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.rule.key
 
     @property
     def schema(self) -> Schema:
@@ -92,7 +107,7 @@ class MirrorTables:
         places = table_files(self.tombstones, self.tombstone_schema, self.key)
         buried = tuple(tombstones.files)
         return Mirror(
-            self.logical,
+            self.rule.logical,
             table_files(self.rows, self.schema, self.key),
             tuple(rows.files),
             places,
@@ -105,24 +120,35 @@ def tombstones_of(identifier: tuple[str, ...]) -> tuple[str, ...]:
     return (*identifier[:-1], identifier[-1] + TOMBSTONES)
 
 
-def opened(
-    catalog: Catalog, identifier: tuple[str, ...], *, logical: str, owner: str, key: Sequence[str]
-) -> MirrorTables:
+def opened(catalog: Catalog, identifier: tuple[str, ...], rule: MirrorRule) -> MirrorTables:
     """Raises Refused (target.table, target.existing, target.definition), and what the catalog raises."""
     rows, tombstones = _loaded(catalog, identifier), _loaded(catalog, tombstones_of(identifier))
     for table in (rows, tombstones):
-        require_ours(table, logical, owner)
+        require_ours(table, rule.logical, rule.owner)
         _require_as_made(table)
-    known = tuple(one.name for one in tombstones.schema().fields[:-1])
-    if known != tuple(key):
+    _require_same_rule(rows, tombstones, rule)
+    return MirrorTables(rule, rows, tombstones)
+
+
+def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule) -> None:
+    """Raises Refused (target.definition) for a mirror that was made by another key, or that does otherwise with deleted
+    rows."""
+    name, known = rows.name(), tuple(one.name for one in tombstones.schema().fields[:-1])
+    if known != rule.key:
         raise Refused(
-            f"The rows of {name_of(identifier)} are known by ({', '.join(known)}); the key is ({', '.join(key)}) now.",
-            where=name_of(identifier),
+            f"The rows of {name_of(name)} are known by ({', '.join(known)}); the key is ({', '.join(rule.key)}) now.",
+            where=name_of(name),
             code="target.definition",
-            remedy=f"rename {identifier[-1]} and {identifier[-1]}{TOMBSTONES} in the lake and copy the table again, or "
-            "give it another name in `tables`: the new one gets the new key",
+            remedy=f"{ANOTHER_MIRROR} has the new key",
         )
-    return MirrorTables(logical, tuple(key), rows, tombstones)
+    was, wanted = ("flag" if one else "remove" for one in (DELETED in rows.schema().column_names, rule.flagged))
+    if was != wanted:
+        raise Refused(
+            f"{name_of(name)} was made with deletes: {was}, and its rule says deletes: {wanted} now.",
+            where=name_of(name),
+            code="target.definition",
+            remedy=f"set deletes: {was} for the table; or {ANOTHER_MIRROR} has deletes: {wanted}",
+        )
 
 
 def _loaded(catalog: Catalog, identifier: tuple[str, ...]) -> Table:
@@ -139,6 +165,11 @@ def _loaded(catalog: Catalog, identifier: tuple[str, ...]) -> Table:
 def owner_of(pipeline: str, target: str) -> str:
     """Whose a table is: two targets of one pipeline do not share one either."""
     return f"{pipeline}/{target}"
+
+
+def mirror_rule(target: IcebergTarget, pipeline: str, logical: str, key: Sequence[str]) -> MirrorRule:
+    """The rule of a logical table in a target."""
+    return MirrorRule(logical, owner_of(pipeline, target.name), tuple(key), target.flags_deletes(logical))
 
 
 def require_ours(table: Table, logical: str, owner: str) -> None:
@@ -196,28 +227,20 @@ def _require_as_made(table: Table) -> None:
             f"Somebody has altered {name_of(table.name())}: it {', it '.join(changes)}.",
             where=name_of(table.name()),
             code="target.definition",
-            remedy="take the change back with the engine that made it, or rename the table in the lake and copy it "
-            "again. A mirror follows the columns of its source alone",
+            remedy=f"take the change back with the engine that made it, or {ANOTHER_MIRROR} follows the columns of its "
+            "source",
         )
 
 
-def create(
-    catalog: Catalog,
-    identifier: tuple[str, ...],
-    *,
-    logical: str,
-    owner: str,
-    key: Sequence[str],
-    columns: Sequence[pa.Field],
-) -> bool:
+def create(catalog: Catalog, identifier: tuple[str, ...], rule: MirrorRule, columns: Sequence[pa.Field]) -> bool:
     """Makes those of a mirror's two tables that are missing; whether any was. Raises what the catalog raises."""
     make_namespace(catalog, identifier)
-    of_key = [next(one for one in columns if one.name == name) for name in key]
-    ours = {**PROPERTIES, OWNER: owner, LOGICAL: logical, SCHEMAS: "0"}
+    of_key = [next(one for one in columns if one.name == name) for name in rule.key]
+    ours = {**PROPERTIES, OWNER: rule.owner, LOGICAL: rule.logical, SCHEMAS: "0"}
     made = False
     for name, schema in (
-        (identifier, first_schema(columns, key)),
-        (tombstones_of(identifier), first_schema(of_key, key, rows=False)),
+        (identifier, first_schema(columns, rule.key, flagged=rule.flagged)),
+        (tombstones_of(identifier), first_schema(of_key, rule.key, rows=False)),
     ):
         if not catalog.table_exists(name):
             with suppress(TableAlreadyExistsError):  # another run, at the same moment

@@ -1,7 +1,8 @@
 """What a run's winners do to a mirror and to its tombstones: the guard of the history, at a lake.
 
 No older change touches a newer row, and a deleted key stays deleted for all that is older, in any order of runs: the
-version of each present row is in the mirror, that of each deleted key in the table of tombstones.
+version of each present row is in the mirror, that of each deleted key in the table of tombstones. A mirror that keeps
+deleted rows has the versions of deletes itself, and loses no key; its tombstones are those of TRUNCATEs.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.history.codes import whole
 from cdc_core.history.guard import HeldVersions, classify_each, newest_tombstone
 from cdc_core.lake.absent_values import filled
-from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows
+from cdc_core.lake.data_files import KeyedFiles, LiveFile
 from cdc_core.lake.held_rows import Numbers, held_rows
+from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.model.merged_columns import BORN, CLASS, ENDED_ORIGINS, LIVE_ORIGINS, REASON, MergedOp, RowClass
 from cdc_core.model.row_versions import version_bytes
-from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, LiteralEntries
+from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, TS, LiteralEntries
 from cdc_core.model.version import (
     VERSION_COLUMN,
     latest_places,
@@ -70,11 +72,12 @@ def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tupl
     _require_keys(mirror, rows)
     _require_one_live(mirror, rows)
     keys = rows.select(mirror.key)
-    held, buried = held_rows(mirror.rows, mirror.live, keys), held_rows(mirror.tombstones, mirror.buried, keys)
+    there, buried = held_rows(mirror.rows, mirror.live, keys), held_rows(mirror.tombstones, mirror.buried, keys)
+    held, entombed = there.present, there.tombstones(buried)
     versions = versions_of_rows(rows)
     upserts = np.asarray(whole(pc.equal(rows.column(OP), MergedOp.UPSERT)))
     known = HeldVersions(
-        held.versions, _tombstones(buried.versions, versions, mirror.truncates), np.zeros(len(versions), np.int64)
+        held.versions, _tombstones(entombed, versions, mirror.truncates), np.zeros(len(versions), np.int64)
     )
     classes, reasons = classify_each(
         known,
@@ -86,23 +89,23 @@ def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tupl
     )
     _require_own_origin(mirror, rows, held.versions, versions, classes)
     # A row may be under a key with the very tombstone of its delete: where the mirror alone was rolled back.
-    deleted = np.asarray(_equal(versions, buried.versions)) & ~np.asarray(held.versions.is_valid())
-    there = np.where(upserts, np.asarray(_equal(versions, held.versions)), deleted)
+    deleted = np.asarray(_equal(versions, entombed)) & ~np.asarray(held.versions.is_valid())
+    same_row = np.where(upserts, np.asarray(_equal(versions, held.versions)), deleted)
     if ABSENT in rows.column_names:
-        due = upserts & (classes != RowClass.STALE) & ~there
+        due = (upserts | mirror.rows.flagged) & (classes != RowClass.STALE) & ~same_row
         winners = _with_rows(winners, filled(mirror.rows, mirror.live, rows, held, due), keyless)
     of_winners = _Spread(winners.num_rows, np.flatnonzero(~keyless))
-    same = of_winners.flags(there)
+    same = of_winners.flags(same_row)
     for at in np.flatnonzero(keyless).tolist():
         same[at] = not fresh_truncates(mirror, versions_of_rows(winners.slice(at, 1)).to_pylist())
     stale = pa.array(classes == RowClass.STALE)
-    instead = [one.filter(stale) for one in (held.versions, buried.versions)]
+    instead = [one.filter(stale) for one in (held.versions, entombed)]
     noted = _noted(
         winners,
         classes=of_winners.objects(classes, RowClass.DELETE),
         reasons=of_winners.objects(reasons, None),
         same=same,
-        held=(held.paths, of_winners.numbers(held.file), of_winners.numbers(held.row)),
+        held=(there.paths, of_winners.numbers(there.file), of_winners.numbers(there.row)),
         tombs=(buried.paths, of_winners.numbers(buried.file), of_winners.numbers(buried.row)),
     )
     return noted, latest_places(pa.concat_arrays(instead))
@@ -279,24 +282,28 @@ class Effect:
 
 def effect(mirror: Mirror, judged_rows: pa.Table) -> Effect:
     """Of judged rows that are not stale."""
-    upserts = pc.equal(judged_rows.column(OP), MergedOp.UPSERT)
-    fresh = pc.invert(judged_rows.column(SAME))
-    come, go = judged_rows.filter(pc.and_(upserts, fresh)), judged_rows.filter(pc.and_(pc.invert(upserts), fresh))
+    fresh = judged_rows.filter(pc.invert(judged_rows.column(SAME)))
+    ops = fresh.column(OP)
+    stay = pc.not_equal(ops, MergedOp.TRUNCATE) if mirror.rows.flagged else pc.equal(ops, MergedOp.UPSERT)
     gone, dug_up = Gone(), Gone()
-    gone.add(come.column(HELD_FILE), come.column(HELD_ROW))
-    gone.add(go.column(HELD_FILE), go.column(HELD_ROW))
-    for one in (come, go):
-        dug_up.add(one.column(TOMB_FILE), one.column(TOMB_ROW))
-    return Effect(_taken(mirror.rows, come), _taken(mirror.tombstones, go), gone.rows, dug_up.rows)
+    gone.add(fresh.column(HELD_FILE), fresh.column(HELD_ROW))
+    dug_up.add(fresh.column(TOMB_FILE), fresh.column(TOMB_ROW))
+    rows, tombstones = _taken(mirror.rows, fresh.filter(stay)), _taken(mirror.tombstones, fresh.filter(pc.invert(stay)))
+    return Effect(rows, tombstones, gone.rows, dug_up.rows)
 
 
 def _taken(files: KeyedFiles, rows: pa.Table) -> pa.Table:
     """The columns of the table."""
     keyless = np.asarray(whole(pc.equal(rows.column(OP), MergedOp.TRUNCATE)))
+    deleted = whole(pc.not_equal(rows.column(OP), MergedOp.UPSERT))
     columns = []
     for one in files.columns:
         if one.name == VERSION_COLUMN:
             column = versions_of_rows(rows)
+        elif one.name == DELETED:
+            column = deleted
+        elif one.name == DELETED_AT:
+            column = pc.if_else(deleted, whole(rows.column(TS)), None).cast(one.type)
         elif one.name in rows.column_names:
             column = whole(rows.column(one.name)).cast(one.type)
             if keyless.any() and one.name in files.key:
@@ -305,38 +312,3 @@ def _taken(files: KeyedFiles, rows: pa.Table) -> pa.Table:
             column = pa.nulls(rows.num_rows, one.type)
         columns.append(column)
     return pa.table(columns, schema=files.columns)
-
-
-def removed_by(files: KeyedFiles, file: LiveFile, truncates: Sequence[bytes]) -> BitMap:
-    """The positions of the live rows of a file that truncates of these versions remove."""
-    found = BitMap()
-    with OpenFile(files, file) as opened:
-        for group in opened.groups:
-            versions = whole(opened.read(group, [VERSION_COLUMN]).column(0))
-            older = np.zeros(len(versions), bool)
-            for one in truncates:
-                mine = np.asarray(
-                    newer_or_equal_each(pa.array([one] * len(versions), pa.binary()), versions).fill_null(False)
-                )
-                if origin_of(one):
-                    mine &= np.array([origin_of(each) in (b"", origin_of(one)) for each in versions.to_pylist()], bool)
-                older |= mine
-            found |= BitMap((np.flatnonzero(older) + int(opened.starts[group])).astype(np.uint32))
-    return found - deleted_rows(files, file) if file.deletes else found
-
-
-def truncates_in(files: KeyedFiles, live: Sequence[LiveFile]) -> dict[bytes, tuple[str, int]]:
-    """The tombstones without a key: where each version is."""
-    found: dict[bytes, tuple[str, int]] = {}
-    for one in live:
-        if not one.keyless:
-            continue
-        gone = deleted_rows(files, one) if one.deletes else BitMap()
-        with OpenFile(files, one) as opened:
-            for group in opened.groups:
-                rows = opened.read(group, [files.key[0], VERSION_COLUMN])
-                for at in np.flatnonzero(np.asarray(whole(rows.column(0).is_null()))).tolist():
-                    place = at + int(opened.starts[group])
-                    if place not in gone:
-                        found[rows.column(1)[at].as_py()] = (one.path, place)
-    return found

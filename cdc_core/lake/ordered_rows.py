@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from cdc_core.history.codes import whole
-from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, live_rows, without
+from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, flagged_rows, live_rows, without
 
 KEPT_BYTES = 64 << 20
 """Of row groups that reach into the next range."""
@@ -99,10 +99,11 @@ class _Group:
 
 
 class SnapshotRows:
-    """live: the files of the snapshot. Files are opened only while they are read."""
+    """live: the files of the snapshot. flagged: also rows that say that they are deleted. Files are opened only while
+    they are read."""
 
-    def __init__(self, files: KeyedFiles, live: Sequence[LiveFile]) -> None:
-        self._files, self._live = files, tuple(live)
+    def __init__(self, files: KeyedFiles, live: Sequence[LiveFile], *, flagged: bool = False) -> None:
+        self._files, self._live, self._hides = files, tuple(live), files.flagged and not flagged
         self._gone: dict[int, BitMap] = {}
         self._kept: OrderedDict[tuple[_Group, tuple[str, ...]], pa.Table] = OrderedDict()
 
@@ -164,6 +165,8 @@ class SnapshotRows:
         if number not in self._gone:
             one = self._live[number]
             self._gone[number] = deleted_rows(self._files, one) if one.deletes else BitMap()
+            if self._hides:
+                self._gone[number] |= flagged_rows(self._files, one)
         return self._gone[number]
 
     @cached_property

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import yaml
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import StaticTable
 
 from cdc_core.config import load
+from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.model.run_plan import RunPlan, quality_report
+from cdc_core.model.version import decode
 from cdc_core.operations.apply.jobs import SparkJob
 from cdc_core.stage.cuts import newest_first
 from cdc_core.stage.stores import open_stage, open_store
@@ -34,10 +37,10 @@ DATABASE = "laked"
 DOCUMENT = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
 
 
-def lake(folder: Path, kind: str, **keys: Any) -> dict[str, Any]:
+def lake(folder: Path, kind: str, rule: Mapping[str, str]) -> dict[str, Any]:
     catalog = {"type": kind, "uri": "env:LAKE_CATALOG", "warehouse": (folder / "warehouse").as_uri()}
-    tables = {"*": {"on_truncate": "apply"}}
-    return {"name": "lake", "kind": "iceberg", "catalog": catalog, "namespace": "shop", "tables": tables, **keys}
+    tables = {"*": {"on_truncate": "apply", **rule}}
+    return {"name": "lake", "kind": "iceberg", "catalog": catalog, "namespace": "shop", "tables": tables}
 
 
 class Shop:
@@ -48,7 +51,7 @@ class Shop:
         self.lockstep, self.server, folder = lockstep, server, lockstep.directory
         self.uri, self.kind = rest or f"sqlite:///{folder}/catalog.db", "rest" if rest else "sql"
         lockstep.environ |= {"SHOP": server.url, "LAKE_CATALOG": self.uri}
-        self.sections = sections
+        self.sections, self.rule = sections, dict[str, str]()
         self.configure()
         (folder / "warehouse").mkdir(exist_ok=True)
         self.warehouse = (folder / "warehouse").as_uri()
@@ -57,13 +60,18 @@ class Shop:
         self.file = self.lockstep.write(
             "shop",
             DATABASE,
-            targets=[lake(self.lockstep.directory, self.kind)],
+            targets=[lake(self.lockstep.directory, self.kind, self.rule)],
             source={"start": "latest"},
             snapshot={"mode": copies},
             tables={"on_truncate": "stage", **tables},
             routes=[],
             **self.sections,
         )
+
+    def follow(self, **rule: str) -> None:
+        """From now on, the lake has this rule for every table."""
+        self.rule = rule
+        self.configure()
 
     def run(self, *options: str, code: int = 0) -> Mapping[str, Any]:
         done = self.lockstep("run", self.file, *options, code=code)
@@ -91,7 +99,9 @@ class Shop:
 
     def require_equal(self, *tables: str) -> None:
         for table in tables:
-            rows = self.mirror(table).drop_columns(["_cdc_version"])
+            rows = self.mirror(table)
+            if DELETED in rows.column_names:
+                rows = rows.filter(pc.invert(rows[DELETED]))
             columns = [name for (name, *_) in self.server.run(f"SHOW COLUMNS FROM {DATABASE}.{table}")]
             expected = self.server.run(f"SELECT {', '.join(columns)} FROM {DATABASE}.{table} ORDER BY 1")
             assert [tuple(row[name] for name in columns) for row in rows.to_pylist()] == list(expected), table
@@ -167,6 +177,90 @@ def test_values_that_the_log_lacks_come_from_the_mirror(lockstep: Any, mariadb: 
     )
     shop.run()
     shop.require_equal("orders")
+
+
+def deleted(shop: Shop, table: str) -> dict[int, Any]:
+    """The rows of a mirror that are flagged, by their first column: their other values. Each says when it was deleted:
+    at the commit that its version is of."""
+    found = {}
+    for row in shop.mirror(table).to_pylist():
+        key, flag, at, version = row.pop("id"), row.pop(DELETED), row.pop(DELETED_AT), row.pop("_cdc_version")
+        assert flag == (at is not None)
+        if flag:
+            assert int(at.timestamp() * 1e6) == decode(version).commit_ts_us
+            found[key] = tuple(row.values())
+    return found
+
+
+def test_deleted_rows_stay_and_say_so_where_the_rule_keeps_them(shop: Shop) -> None:
+    shop.follow(deletes="flag")
+    shop.sql(
+        "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer VARCHAR(40), amount INT)",
+        "CREATE TABLE items (id INT PRIMARY KEY, text TEXT)",
+        "INSERT INTO orders SELECT seq, CONCAT('c', seq), seq FROM seq_1_to_3000",
+        "INSERT INTO items SELECT seq, 'x' FROM seq_1_to_100",
+    )
+    shop.run()
+    assert deleted(shop, "orders") == {}
+    shop.sql(
+        "UPDATE orders SET amount = amount + 1 WHERE id = 100",
+        "DELETE FROM orders WHERE id IN (100, 200)",
+        "UPDATE orders SET id = 10001 WHERE id = 1",
+        "INSERT INTO orders VALUES (5000, 'short', 5)",
+        "DELETE FROM orders WHERE id = 5000",
+        "SET SESSION binlog_row_image = 'MINIMAL'",
+        "DELETE FROM orders WHERE id = 300",
+        "DELETE FROM items WHERE id = 7",
+    )
+    shop.run()
+    shop.require_equal("orders", "items")
+    gone = {1: ("c1", 1), 100: ("c100", 101), 200: ("c200", 200), 300: ("c300", 300), 5000: ("short", 5)}
+    assert deleted(shop, "orders") == gone
+    shop.sql(
+        "INSERT INTO orders VALUES (100, 'back', 2)",
+        "UPDATE orders SET amount = 3 WHERE id = 100",
+        "TRUNCATE items",
+        "INSERT INTO items VALUES (9, 'again')",
+    )
+    shop.run()
+    shop.require_equal("orders", "items")
+    assert deleted(shop, "orders") == {key: values for key, values in gone.items() if key != 100}
+    assert deleted(shop, "items") == {key: ("x",) for key in range(1, 101) if key != 9}
+    assert shop.mirror("orders", tombstones=True).num_rows == 0
+    before = {name: shop.mirror(name) for name in ("orders", "items")}
+    shop.run("--replay", "--target", "lake")
+    assert {name: shop.mirror(name) for name in ("orders", "items")} == before
+    tables = shop.lockstep("verify", shop.file, "--target", "lake").document["tables"]
+    assert [(one["verdict"], one["target_rows"]) for one in tables] == [("equal", 1), ("equal", 2998)]
+
+
+@pytest.mark.parametrize(("was", "now"), [("remove", "flag"), ("flag", "remove")])
+def test_what_a_mirror_does_with_deleted_rows_is_decided_when_it_is_made(
+    was: str, now: str, lockstep: Any, mariadb: Any
+) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.follow(deletes=was)
+    shop.sql("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", "INSERT INTO orders VALUES (1, 1), (2, 2), (3, 3)")
+    shop.run()
+    shop.sql("DELETE FROM orders WHERE id = 1")
+    shop.run()
+    shop.sql("DELETE FROM orders WHERE id = 2")
+    shop.follow(deletes=now)
+    assert [one["status"] for one in lockstep("check", shop.file, code=3).document["findings"]].count("fail") == 1
+    refused = shop.run(code=3)
+    assert (refused["code"], f"set deletes: {was}" in refused["remedy"]) == ("target.definition", True)
+    shop.follow(deletes=was)
+    shop.run()
+    shop.require_equal("orders")
+    shop.follow(deletes=now, table="new_{table}")
+    lockstep("snapshot", shop.file, f"{DATABASE}.orders")
+    shop.run("--replay", "--target", "lake")
+    shop.run()
+    shop.sql("DELETE FROM orders WHERE id = 3", "INSERT INTO orders VALUES (4, 4)")
+    shop.run()
+    assert shop.mirror("new_orders")["id"].to_pylist() == ([3, 4] if now == "flag" else [4])
+    assert [one["verdict"] for one in lockstep("verify", shop.file, "--target", "lake").document["tables"]] == ["equal"]
 
 
 def test_every_cut_is_the_database_at_one_position(lockstep: Any, mariadb: Any) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -20,6 +21,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table.snapshots import Operation, Summary
 
 from cdc_core.lake.data_files import in_order, write_rows
+from cdc_core.lake.lake_schema import DELETED
 from cdc_core.lake.snapshots import MAIN, FileChange, LiveFiles, head, on_branch, snapshot_of, table_files
 from cdc_core.model.version import VERSION_COLUMN
 from tests.acceptance.test_lake import DATABASE, Shop
@@ -205,6 +207,41 @@ def test_rows_and_tombstones_with_newer_versions_give_way_when_asked(shop: Shop)
     assert done["forgotten_versions"] == 3
     shop.require_equal("orders")
     assert verified(shop)["orders"]["verdict"] == "equal"
+
+
+def test_a_row_that_is_flagged_as_deleted_counts_as_none(shop: Shop) -> None:
+    shop.follow(deletes="flag")
+    orders(shop)
+    shop.run()
+    shop.sql("DELETE FROM orders WHERE id = 3")
+    shop.run()
+    assert verified(shop)["orders"]["target_rows"] == 2999
+
+    def flagged(rows: pa.Table) -> pa.Table:
+        """Row 1500 is deleted by a newer change than all, row 3 is back, and row 100,000 is there."""
+        of_1500, of_3 = (np.asarray(rows["id"]) == number for number in (1500, 3))
+        versions = pc.if_else(pa.array(of_1500), b"\xff" * 24 + b"somebody", rows[VERSION_COLUMN])
+        rows = rows.set_column(rows.schema.get_field_index(VERSION_COLUMN), VERSION_COLUMN, versions)
+        flags = pa.array((np.asarray(rows[DELETED]) | of_1500) & ~of_3)
+        rows = rows.set_column(rows.schema.get_field_index(DELETED), DELETED, flags)
+        new = rows.slice(0, 1).to_pylist()[0] | {"id": 100_000, "customer": "invented"}
+        return pa.concat_tables([rows, pa.Table.from_pylist([new], schema=rows.schema)])
+
+    tampered(shop, "orders", flagged)
+    found = verified(shop, code=4)["orders"]
+    expected = {("surplus", "3"), ("missing", "1500"), ("surplus", "100000")}
+    assert {(one["kind"], one["key"]["id"]) for one in found["findings"]} == expected
+    left = shop.lockstep("repair", shop.file, "--target", "lake", code=4).document["after"][0]
+    assert left["differences"] == {"target": 1}
+    shop.lockstep("repair", shop.file, "--target", "lake", "--authoritative")
+    shop.require_equal("orders")
+    assert verified(shop)["orders"]["verdict"] == "equal"
+    rows = shop.mirror("orders").select(["id", "customer", DELETED]).to_pylist()
+    assert [tuple(one.values()) for one in rows if one["id"] in (3, 1500, 100_000)] == [
+        (3, "c3", True),
+        (1500, "c1500", False),
+        (100_000, "invented", True),
+    ]
 
 
 def test_a_source_table_that_is_gone_leaves_its_mirror_uncompared(shop: Shop) -> None:

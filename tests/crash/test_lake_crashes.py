@@ -8,13 +8,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from cdc_core.lake.lake_schema import DELETED
 from examples.sandbox.postgres import Postgres
 from tests.conftest import SourceDatabase
 from tests.crash.cases import DRIVER, Case
@@ -46,6 +48,7 @@ CHANGES = (
     "DELETE FROM orders WHERE id % 7 = 0",
     "UPDATE orders SET id = id + 10000 WHERE id % 50 = 1",
     "UPDATE customers SET name = 'x' WHERE id < 10",
+    "DELETE FROM customers WHERE id % 11 = 0",
     "ALTER TABLE customers ADD COLUMN email VARCHAR(20)",
 )
 
@@ -56,6 +59,7 @@ class Laked:
     folder: Path
     source: SourceDatabase
     catalog: dict[str, str]
+    deleted_customers: list[tuple[int, str]] = field(default_factory=list)
 
     def lockstep(self, *arguments: str, case: Case | None = None) -> Done:
         environ = {**os.environ, "SOURCE": self.source.server.url, "LAKE_CATALOG": self.catalog["uri"]}
@@ -77,7 +81,11 @@ class Laked:
     def require_equal(self) -> None:
         tables = load_catalog("lake", **self.catalog)
         for name in ("orders", "customers"):
-            rows = tables.load_table(f"shop.{name}").scan().to_arrow().drop_columns(["_cdc_version"])
+            rows = tables.load_table(f"shop.{name}").scan().to_arrow()
+            if name == "customers":
+                gone = rows.filter(rows[DELETED]).select(["id", "name"]).sort_by("id").to_pylist()
+                assert [tuple(one.values()) for one in gone] == self.deleted_customers
+                rows = rows.filter(pc.invert(rows[DELETED]))
             columns = [
                 column for (column, *_) in self.source.server.run(f"SHOW COLUMNS FROM {self.source.name}.{name}")
             ]
@@ -115,7 +123,8 @@ def test_a_lake_is_right_after_a_kill(case: Case, laked: Laked) -> None:
         "CREATE TABLE customers (id INT PRIMARY KEY, name VARCHAR(20))",
     )
     target = {
-        "name": "lake", "kind": "iceberg", "namespace": "shop", "tables": {"*": {}},
+        "name": "lake", "kind": "iceberg", "namespace": "shop",
+        "tables": {"*": {}, "customers": {"deletes": "flag"}},
         "catalog": {**laked.catalog, "uri": "env:LAKE_CATALOG"},
     }  # fmt: skip
     document = pipeline_document(
@@ -131,6 +140,7 @@ def test_a_lake_is_right_after_a_kill(case: Case, laked: Laked) -> None:
     if case.step != "ready":
         laked.again("run")
         laked.source.execute(*CHANGES)
+        laked.deleted_customers = [(number, "first") for number in range(11, 101, 11)]
     strikes = ("lake", "maintain") if case.step == "maintenance" else ("run",)
     struck = laked.lockstep(*strikes, case=case)
     # One request publishes all tables, and nothing is done for each of them.

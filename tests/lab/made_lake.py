@@ -19,16 +19,17 @@ from pyroaring import BitMap
 
 from cdc_core.lake.compaction import ChangeDue, change_due, rewritten
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, in_order, write_rows
-from cdc_core.lake.lake_tables import MirrorTables, create, followed, opened, tombstones_of
-from cdc_core.lake.mirror import Mirror, effect, fresh_truncates, judged, removed_by
+from cdc_core.lake.lake_tables import MirrorRule, MirrorTables, create, followed, opened, tombstones_of
+from cdc_core.lake.mirror import Mirror, effect, fresh_truncates, judged
 from cdc_core.lake.publication import LakeSnapshot, on_run_branch, publish
 from cdc_core.lake.snapshots import (
     RUN,
     FileChange,
     LiveFiles,
 )
+from cdc_core.lake.truncated import left_to_truncates, removed_by, truncated_rows
 from cdc_core.model.merged_columns import BORN, CLASS, MergedOp, RowClass, merged_schema
-from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TS
+from cdc_core.model.staged_columns import ABSENT, OP, ROW, SEQ, SOURCE, TS, absent_text
 from cdc_core.model.version import Version, encode
 
 NAME, LOGICAL, PIPELINE = ("shop", "t"), "t", "line"
@@ -36,7 +37,8 @@ NAME, LOGICAL, PIPELINE = ("shop", "t"), "t", "line"
 
 @dataclass(frozen=True)
 class Winner:
-    """The last change of a key in a run: a row that is written or deleted. row: None for a TRUNCATE."""
+    """The last change of a key in a run: a row that is written or deleted. row: None for a TRUNCATE. absent: columns
+    that the log does not carry."""
 
     seq: int
     row: tuple[Any, ...] | None
@@ -44,6 +46,7 @@ class Winner:
     born: bool = True
     source: str = "one"
     ts_us: int = 0
+    absent: tuple[str, ...] = ()
 
     @property
     def version(self) -> bytes:
@@ -71,16 +74,24 @@ class Applied:
 
 
 class MadeLake:
-    """columns: of the rows; the first ones are the key. Each MadeLake has a catalog of its own: two of them in one
-    folder are two processes."""
+    """columns: of the rows; the first ones are the key. flagged: deleted rows stay. Each MadeLake has a catalog of its
+    own: two of them in one folder are two processes."""
 
-    def __init__(self, folder: Path, columns: Sequence[tuple[str, pa.DataType]], key: Sequence[str] = ("id",)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        columns: Sequence[tuple[str, pa.DataType]],
+        key: Sequence[str] = ("id",),
+        *,
+        flagged: bool = False,
+    ) -> None:
         self.row, self.key = [pa.field(*one) for one in columns], tuple(key)
+        self.rule = MirrorRule(LOGICAL, PIPELINE, self.key, flagged)
         (folder / "warehouse").mkdir(exist_ok=True)
         self.catalog = SqlCatalog(
             "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=(folder / "warehouse").as_uri()
         )
-        create(self.catalog, NAME, logical=LOGICAL, owner=PIPELINE, key=key, columns=self.row)
+        create(self.catalog, NAME, self.rule, self.row)
         self._runs = 0
 
     def winners(self, changes: Iterable[Winner]) -> pa.Table:
@@ -89,9 +100,8 @@ class MadeLake:
         for one in changes:
             values = one.row if one.row is not None else (None,) * len(self.row)
             named = dict(zip((each.name for each in self.row), (*values, *[None] * len(self.row)), strict=False))
-            rows.append(
-                named | {OP: MergedOp(one.op), TS: one.ts_us, SOURCE: one.source, SEQ: one.seq, ROW: 0, BORN: one.born}
-            )
+            place = {TS: one.ts_us, SOURCE: one.source, SEQ: one.seq, ROW: 0}
+            rows.append(named | place | {OP: MergedOp(one.op), BORN: one.born, ABSENT: absent_text(one.absent)})
         return pa.Table.from_pylist(rows, schema)
 
     def alter(self, columns: Sequence[tuple[str, pa.DataType]], renames: Iterable[tuple[str, str]] = ()) -> None:
@@ -100,7 +110,7 @@ class MadeLake:
         followed(self.opened(), self.row, renames)
 
     def opened(self) -> MirrorTables:
-        return opened(self.catalog, NAME, logical=LOGICAL, owner=PIPELINE, key=self.key)
+        return opened(self.catalog, NAME, self.rule)
 
     def apply(self, *changes: Winner, files: int = 1, run: str = "") -> Applied:
         """A run: as `attempt`, and published."""
@@ -170,6 +180,8 @@ class _New:
         ):
             for one in live if mine else ():
                 if found := removed_by(files, one, mine):
+                    if files.flagged and (left := left_to_truncates({one.path: found}, gone)):
+                        self.rows += write_rows(files, truncated_rows(files, one, left[one.path], mine))
                     gone[one.path] |= found
 
 

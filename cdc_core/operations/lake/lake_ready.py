@@ -13,7 +13,7 @@ from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import LockstepError, Refused, TableMissing, combined
 from cdc_core.lake import cut_table
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
-from cdc_core.lake.lake_tables import create, followed, opened, owner_of, required_schemas, show_schema
+from cdc_core.lake.lake_tables import create, followed, mirror_rule, opened, owner_of, required_schemas, show_schema
 from cdc_core.model.run_plan import MergeTable, RunPlan
 from cdc_core.operations.apply.lost_writes import require_kept
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -46,14 +46,14 @@ def require_lake(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
         one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
     ]
     renames = renames_of(ready.meta, ready.pipeline)
-    catalog, owner = ready.catalogs.of(target), owner_of(ready.name, name)
+    catalog = ready.catalogs.of(target)
     with catalog_answers(target):
-        cut_table.ensure(catalog, target, owner)  # first of all: it says whose the namespace is
+        cut_table.ensure(catalog, target, owner_of(ready.name, name))  # first of all: it says whose the namespace is
         for table in tables:
             columns = list(merged_row(table.table, plan.schemas_of(table), plan.current_schemas(table)))
             renamed = followed_renames(renames.get(table.table, ()), plan.current_schemas(table), plan, table)
             try:
-                _require_table(catalog, target, owner, table, columns, renamed)
+                _require_table(catalog, target, ready.name, table, columns, renamed)
             except LockstepError as error:
                 if error.retriable:
                     raise
@@ -70,27 +70,28 @@ def follow_columns(ready: OpenPipeline, target: IcebergTarget, wanted: Mapping[s
         for logical, one in wanted.items():
             schemas, name = [origin.schema for origin in one.origins], identifier(target, logical)
             if catalog.table_exists(name):
-                there = opened(catalog, name, logical=logical, owner=owner_of(ready.name, target.name), key=one.key)
+                there = opened(catalog, name, mirror_rule(target, ready.name, logical, one.key))
                 show_schema(followed(there, list(merged_row(logical, schemas, schemas)), one.renamed))
 
 
 def _require_table(
     catalog: Catalog,
     target: IcebergTarget,
-    owner: str,
+    pipeline: str,
     table: MergeTable,
     columns: Sequence[pa.Field],
     renamed: Sequence[tuple[str, str]],
 ) -> None:
     rule, name = target.table(table.table), identifier(target, table.table)
     assert rule is not None
-    open_it = partial(opened, catalog, name, logical=table.table, owner=owner, key=table.key)
+    made = mirror_rule(target, pipeline, table.table, table.key)
+    open_it = partial(opened, catalog, name, made)
     try:
         there = open_it()
     except TableMissing:
         if target.on_missing_table == "stop":
             raise
-        create(catalog, name, logical=table.table, owner=owner, key=table.key, columns=columns)
+        create(catalog, name, made, columns)
         log.info("created %s", name_of(name))
         there = open_it()
     if required_schemas(there, columns, renamed):

@@ -9,7 +9,7 @@ from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import LockstepError, TableMissing
 from cdc_core.lake import cut_table
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
-from cdc_core.lake.lake_tables import create, opened, owner_of, required_schemas
+from cdc_core.lake.lake_tables import create, mirror_rule, opened, owner_of, required_schemas
 from cdc_core.lake.publication import publishes_together
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.apply.table_rules import key_of
@@ -25,11 +25,10 @@ def create_mirrors(
     """Makes the tables of a lake for the captured tables that it takes, by their definitions. Errors of single tables
     are in the results."""
     made: list[MadeTable] = []
-    owner = owner_of(pipeline.pipeline, target.name)
     with open_catalog(target) as catalog:
         if not dry:
             with catalog_answers(target):
-                cut_table.ensure(catalog, target, owner)
+                cut_table.ensure(catalog, target, owner_of(pipeline.pipeline, target.name))
         for logical, schemas in sorted(tables.items()):
             if target.table(logical) is None:
                 continue
@@ -39,9 +38,10 @@ def create_mirrors(
                     key, columns = key_of(target, logical, schemas), list(merged_row(logical, schemas, schemas))
                     state = "exists" if catalog.table_exists(name) else "missing"
                     if not dry:
-                        new = create(catalog, name, logical=logical, owner=owner, key=key, columns=columns)
+                        rule = mirror_rule(target, pipeline.pipeline, logical, key)
+                        new = create(catalog, name, rule, columns)
                         state = "created" if new else "exists"
-                        opened(catalog, name, logical=logical, owner=owner, key=key)
+                        opened(catalog, name, rule)
                 made.append(MadeTable(logical, name_of(name), state))
             except LockstepError as error:
                 made.append(MadeTable(logical, name_of(name), "missing", error=error))
@@ -73,7 +73,7 @@ def check_lake(
         key, columns = key_of(target, name, schemas), list(merged_row(name, schemas, schemas))
         with catalog_answers(target):
             try:
-                there = opened(catalog, identifier(target, name), logical=name, owner=owner, key=key)
+                there = opened(catalog, identifier(target, name), mirror_rule(target, pipeline.pipeline, name, key))
             except TableMissing:
                 if target.on_missing_table == "stop":
                     raise

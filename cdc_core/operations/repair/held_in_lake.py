@@ -1,7 +1,8 @@
 """What a mirror and its tombstones have under some keys, and how it gives way to what the source has.
 
-It must keep true that a row becomes older than all changes, or a tombstone goes, only while it has the version that was
-seen. No value changes, so that the snapshot that does it counts as a compaction: a run under way begins again.
+A row that says that it is deleted is its key's tombstone. It must keep true that a row becomes older than all changes,
+or a tombstone goes, only while it has the version that was seen. No value changes, so that the snapshot that does it
+counts as a compaction: a run under way begins again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from cdc_core.lake.catalogs import catalog_answers
 from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.data_files import KeyedFiles, NewFile, deleted_rows, in_order, write_deletes, write_rows
 from cdc_core.lake.held_rows import held_rows
+from cdc_core.lake.lake_schema import DELETED
 from cdc_core.lake.lake_tables import tombstones_of
 from cdc_core.lake.ordered_rows import SnapshotRows
 from cdc_core.lake.snapshots import (
@@ -48,8 +50,13 @@ class _Seen:
     texts: Sequence[str]
 
     @property
-    def versions(self) -> dict[str, bytes]:
-        return dict(zip(self.texts, self.rows.column(VERSION_COLUMN).to_pylist(), strict=True))
+    def deleted(self) -> Sequence[bool]:
+        """Of each row, whether it says that it is deleted."""
+        return self.rows.column(DELETED).to_pylist() if self.files.flagged else [False] * self.rows.num_rows
+
+    def versions(self, *, deleted: bool = False) -> dict[str, bytes]:
+        every = zip(self.texts, self.rows.column(VERSION_COLUMN).to_pylist(), self.deleted, strict=True)
+        return {key: version for key, version, flag in every if flag == deleted}
 
     def at(self, wanted: Collection[tuple[str, bytes]]) -> pa.Table:
         """The rows with these keys and versions."""
@@ -61,7 +68,8 @@ def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
     """As held.held."""
     side = _lake(shape)
     with catalog_answers(side.config):
-        rows, tombstones = (one.versions for one in _both(side, shape, keys))
+        mirror, buried = _both(side, shape, keys)
+        rows, tombstones = mirror.versions(), buried.versions() | mirror.versions(deleted=True)
     return [Held(0, key, rows.get(key), tombstones.get(key)) for key in sorted({*rows, *tombstones})]
 
 
@@ -72,8 +80,9 @@ def give_way(shape: Shape, seen: Sequence[Held]) -> int:
     side = _lake(shape)
     with catalog_answers(side.config):
         rows, tombstones = _both(side, shape, [one.key for one in seen])
-        older = rows.at({(one.key, one.row) for one in seen if one.row})
-        dug_up = tombstones.at({(one.key, one.tombstone) for one in seen if one.tombstone is not None})
+        buried = {(one.key, one.tombstone) for one in seen if one.tombstone}
+        older = rows.at({(one.key, one.row) for one in seen if one.row} | (buried if rows.files.flagged else set()))
+        dug_up = tombstones.at(buried)
         place = older.schema.get_field_index(VERSION_COLUMN)
         unversioned = older.set_column(place, VERSION_COLUMN, pa.array([b""] * older.num_rows, pa.binary()))
         _replace(rows, older, list(write_rows(rows.files, in_order(unversioned, side.key))))
@@ -92,7 +101,8 @@ def _both(side: LakeSide, shape: Shape, keys: Sequence[str]) -> tuple[_Seen, _Se
     found = []
     for table in (catalog.load_table(name), catalog.load_table(tombstones_of(name))):
         live, files = LiveFiles(table, head(table), side.key), table_files(table, table.schema(), side.key)
-        parts = list(SnapshotRows(files, live.files).select(files.columns.names, *matching(shape, keys)))
+        every = SnapshotRows(files, live.files, flagged=True)
+        parts = list(every.select(files.columns.names, *matching(shape, keys)))
         rows = pa.concat_tables(parts) if parts else files.columns.empty_table()
         own = fitted(rows.select(list(side.key)), shape.key_columns)
         found.append(_Seen(live, files, rows, row_texts(own, shape.key_columns, shape.errors).to_pylist()))

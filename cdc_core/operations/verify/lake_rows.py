@@ -1,4 +1,4 @@
-"""The rows of a mirror, as readers of the lake see them: each range is of one snapshot, which no run changes.
+"""The present rows of a mirror, as readers of the lake see them: each range is of one snapshot, which no run changes.
 
 What Iceberg's types do not hold is null in a mirror (zero dates, bytes that are not text), and is compared as null.
 Keys are compared byte by byte, so that a table whose key the source orders by a collation is read as a whole.
@@ -24,13 +24,14 @@ from cdc_core.config import IcebergTarget
 from cdc_core.errors import FilesLost, TableUnready
 from cdc_core.history.codes import whole
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
+from cdc_core.lake.lake_schema import BOOKKEEPING
+from cdc_core.lake.lake_tables import MirrorRule
 from cdc_core.lake.lake_tables import opened as opened_tables
 from cdc_core.lake.ordered_rows import Apart, Flags, KeySpan, Mask, SnapshotRows, beyond, comparable
 from cdc_core.lake.snapshots import LiveFiles, head, table_files
 from cdc_core.model.merged_columns import merged_type
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, ColumnType, TableSchema
 from cdc_core.model.staged_columns import LITERAL, LiteralEntries
-from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.operations.copy.key_ranges import DOWN, Key, downwards
 from cdc_core.operations.verify.canonical import has_errors, row_texts, values_of
 from cdc_core.operations.verify.ranges import ordered_apart
@@ -71,19 +72,16 @@ class LakeSide(TargetSide):
     mirror: MirrorRows
 
     @classmethod
-    def opened(
-        cls, config: IcebergTarget, catalog: Catalog, *, logical: str, owner: str, key: Sequence[str], shared: bool
-    ) -> LakeSide:
+    def opened(cls, config: IcebergTarget, catalog: Catalog, rule: MirrorRule, *, shared: bool) -> LakeSide:
         """Raises Refused (target.table, target.existing, target.definition), DataAtRisk (lake.foreign_write), and as
         `catalog_answers`."""
-        name = identifier(config, logical)
+        name = identifier(config, rule.logical)
         with catalog_answers(config):
-            table = opened_tables(catalog, name, logical=logical, owner=owner, key=key).rows
-            mirror = MirrorRows(table, key)
+            mirror = MirrorRows(opened_tables(catalog, name, rule).rows, rule.key)
         return cls(
             target=config.name,
-            logical=logical,
-            key=tuple(key),
+            logical=rule.logical,
+            key=rule.key,
             places=(name_of(name),),
             shared=shared,
             config=config,
@@ -178,7 +176,7 @@ class LakeSide(TargetSide):
 
     def _field(self, column: str) -> pa.Field | None:
         """The field of the mirror's column for one of the source."""
-        known = {one.name.lower(): one for one in self.mirror.columns if one.name != VERSION_COLUMN}
+        known = {one.name.lower(): one for one in self.mirror.columns if one.name not in BOOKKEEPING}
         return known.get(column.lower())
 
     def _name(self, column: Column) -> str:

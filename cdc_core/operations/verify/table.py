@@ -101,11 +101,10 @@ class ComparedTable:
             use = TableUse(key=key, writing=False, shared=shared, pipeline=pipeline)
             return ServerSide.opened(target, self.name, schemas, use, targets)
         catalog = targets.catalog(target)
-        from cdc_core.lake.lake_tables import owner_of  # needs an extra
+        from cdc_core.lake.lake_tables import mirror_rule  # needs an extra
         from cdc_core.operations.verify.lake_rows import LakeSide
 
-        owner = owner_of(pipeline, target.name)
-        return LakeSide.opened(target, catalog, logical=self.name, owner=owner, key=key, shared=shared)
+        return LakeSide.opened(target, catalog, mirror_rule(target, pipeline, self.name, key), shared=shared)
 
     def consumed(self) -> Consumed:
         """What the target has, at least, when its rows are read after this."""

@@ -23,9 +23,10 @@ from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.compaction import Rewrite, rewritten
 from cdc_core.lake.lake_ledger import published_runs
+from cdc_core.lake.lake_schema import DELETED
 from cdc_core.lake.publication import publish
 from cdc_core.lake.snapshots import NUMBER, FileChange, head, on_branch, pointing, said, snapshot_of, table_files
-from tests.lab.made_lake import LOGICAL, NAME, Applied, MadeLake, delete, upsert
+from tests.lab.made_lake import LOGICAL, NAME, Applied, MadeLake, delete, truncate, upsert
 
 COLUMNS = [("id", pa.int64()), ("v", pa.int64())]
 
@@ -135,6 +136,22 @@ def test_all_tables_are_published_or_none(lake: MadeLake) -> None:
         commit(lake.catalog, [*fresh, stale])
     assert heads(lake) == before
     assert rows.metadata_location != lake.table().metadata_location  # the branch alone
+
+
+def test_a_truncate_of_which_the_tombstone_alone_was_published_is_completed(tmp_path: Path) -> None:
+    """By a catalog that publishes one table after the other."""
+    for flagged in (False, True):
+        folder = tmp_path / str(flagged)
+        folder.mkdir()
+        lake = MadeLake(folder, COLUMNS, flagged=flagged)
+        lake.apply(upsert(1, 0, 0), upsert(2, 1, 0))
+        changes = truncate(3), upsert(4, 0, 7), delete(5, 2, 0)
+        publish(lake.catalog, lake.attempt(*changes).snapshots[:1])
+        assert len(lake.scanned()) == 2
+        lake.apply(*changes)
+        rows = {one["id"]: (one["v"], one.get(DELETED, False)) for one in lake.scanned()}
+        assert rows == ({0: (7, False), 1: (0, True), 2: (0, True)} if flagged else {0: (7, False)})
+        assert len(lake.scanned(tombstones=True)) == (1 if flagged else 2)
 
 
 def test_a_table_that_somebody_else_has_written_to_is_left_alone(lake: MadeLake) -> None:

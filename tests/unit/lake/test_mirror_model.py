@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc_core.errors import ValuesAbsent
 from cdc_core.lake import compaction, data_files
 from cdc_core.lake.compaction import DELETED_SHARE
+from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.lake.mirror import judged
+from cdc_core.model.merged_columns import RowClass
 from cdc_core.model.version import VERSION_COLUMN
 from tests.lab.made_lake import MadeLake, Winner, delete, deleted_share, upsert
 
@@ -41,6 +44,38 @@ KEYS: dict[str, tuple[list[pa.DataType], Callable[[random.Random], tuple[Any, ..
     "binary": ([pa.binary()], lambda r: (bytes(r.choice([0, 0, 1, 255]) for _ in range(r.randint(0, 4))),)),
     "flag": ([pa.bool_(), pa.int32()], lambda r: (r.random() < 0.5, r.randint(0, 10))),
 }
+
+
+class FlaggedMirror:
+    """A mirror that keeps deleted rows, in plain Python: what is under each key, and the last TRUNCATE."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.emptied = width, Winner(-1, None, "t")
+        self.rows = dict[tuple[Any, ...], tuple[Any, Winner]]()
+        """(the value, the change that the row is from, which may be a delete or a TRUNCATE)"""
+
+    def apply(self, winners: Iterable[Winner]) -> None:
+        every = list(winners)
+        self.emptied = max((self.emptied, *(one for one in every if one.row is None)), key=lambda one: one.seq)
+        for key, (value, change) in self.rows.items():
+            if change.op == "u" and change.seq < self.emptied.seq:
+                self.rows[key] = value, self.emptied
+        for one in every:
+            if one.row is not None and one.seq > self.emptied.seq:
+                key = one.row[: self.width]
+                if key not in self.rows or self.rows[key][1].seq < one.seq:
+                    self.rows[key] = one.row[self.width], one
+
+    def expected(self) -> dict[tuple[Any, ...], tuple[Any, bytes, bool, dt.datetime | None]]:
+        """By key: value, version, whether deleted, when."""
+        return {
+            key: (value, one.version, one.op != "u", None if one.op == "u" else moment(one.ts_us))
+            for key, (value, one) in self.rows.items()
+        }
+
+
+def moment(us: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(0, ZONE) + dt.timedelta(microseconds=us)
 
 
 class World:
@@ -78,25 +113,91 @@ def last_of(changes: Iterable[Winner]) -> dict[tuple[Any, ...], Winner]:
     return found
 
 
+@pytest.fixture
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there are several groups and files."""
+    monkeypatch.setattr(data_files, "GROUP_ROWS", 5)
+    monkeypatch.setattr(data_files, "FILE_GROUPS", 2)
+    monkeypatch.setattr(compaction, "FILE_GROUPS", 4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("seed", range(2))
-def test_a_mirror_is_what_the_newest_changes_say(
-    kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_files, "GROUP_ROWS", 5)  # so that there are several groups and files
-    monkeypatch.setattr(data_files, "FILE_GROUPS", 2)
-    monkeypatch.setattr(compaction, "FILE_GROUPS", 4)
+@pytest.mark.usefixtures("_small_files")
+def test_a_mirror_is_what_the_newest_changes_say(kind: str, seed: int, tmp_path: Path) -> None:
+    names = names_of(kind)
+    lake, world = made(kind, tmp_path), World(len(names))
+    for changes, winners, files in histories(kind, seed):
+        world.add(changes)
+        done = lake.apply(*winners, files=files)
+        assert sum(done.classes.values()) == len(winners)
+        require_as_expected(lake, world, names)
+        assert lake.apply(*winners).snapshots == [], "a repeated run changed something"
+    require_as_expected(lake, world, names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int", "text", "composite"])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.usefixtures("_small_files")
+def test_a_mirror_that_keeps_deleted_rows_loses_no_key(kind: str, seed: int, tmp_path: Path) -> None:
+    names = names_of(kind)
+    lake, world, model = made(kind, tmp_path, flagged=True), World(len(names)), FlaggedMirror(len(names))
+    for changes, winners, files in histories(kind, seed):
+        world.add(changes)
+        model.apply(winners)
+        lake.apply(*winners, files=files)
+        rows = lake.scanned()
+        found = {
+            tuple(one[name] for name in names): (one["v"], one[VERSION_COLUMN], one[DELETED], one[DELETED_AT])
+            for one in rows
+        }
+        assert len(rows) == len(found)
+        assert found == model.expected()
+        present, buried = world.expected()  # whatever the order of the runs
+        assert {key: one[:2] for key, one in found.items() if not one[2]} == present
+        entombed = [tuple(one.values()) for one in lake.scanned(tombstones=True)]
+        assert entombed == [(*key, version) for key, version in buried.items() if None in key]
+        assert lake.apply(*winners).snapshots == [], "a repeated run changed something"
+
+
+def test_a_row_under_the_key_of_a_deleted_one_is_another_row(tmp_path: Path) -> None:
+    """It is new, and has nothing of that one."""
+    lake = MadeLake(tmp_path, [("id", pa.int64()), ("v", pa.int64())], flagged=True)
+    lake.apply(upsert(1, 0, 10), upsert(1, 1, 11), upsert(1, 2, 12))
+    lake.apply(Winner(2, (0, None), "d", absent=("v",)), Winner(3, (9, None), "d", absent=("v",)), delete(4, 1, 21))
+    deleted = {one["id"]: one["v"] for one in lake.scanned() if one[DELETED]}
+    assert deleted == {0: 10, 9: None, 1: 21}  # as the mirror had it, as nobody knows it, as the log has it
+    with pytest.raises(ValuesAbsent):
+        lake.attempt(Winner(5, (0, None), absent=("v",)))
+    done = lake.apply(upsert(6, 0, 7), Winner(6, (1, 8), born=False), delete(7, 9, 1))
+    assert done.classes == {RowClass.INSERT: 1, RowClass.REVIVED: 1, RowClass.ABSENT: 1}
+    assert {one["id"]: (one["v"], one[DELETED]) for one in lake.scanned()} == {
+        0: (7, False), 1: (8, False), 2: (12, False), 9: (1, True),
+    }  # fmt: skip
+
+
+def names_of(kind: str) -> list[str]:
+    return [f"k{at}" for at in range(len(KEYS[kind][0]))]
+
+
+def made(kind: str, folder: Path, *, flagged: bool = False) -> MadeLake:
+    names = names_of(kind)
+    columns = [*zip(names, KEYS[kind][0], strict=True), ("v", pa.int64())]
+    return MadeLake(folder, columns, names, flagged=flagged)
+
+
+def histories(kind: str, seed: int) -> Iterator[tuple[list[Winner], list[Winner], int]]:
+    """Runs over one log, in whatever order: their changes, the winners, and in how many files these are."""
     dice = random.Random(f"{kind} {seed}")
-    types, key_of = KEYS[kind]
-    names = [f"k{at}" for at in range(len(types))]
-    lake = MadeLake(tmp_path, [*zip(names, types, strict=True), ("v", pa.int64())], names)
+    key_of = KEYS[kind][1]
     log = []
     for seq in range(1, 400):
         op = dice.choices(["u", "d", "t"], [70, 28, 2 if seed else 0])[0]
         row = None if op == "t" else (*key_of(dice), seq)
         log.append(Winner(seq, row, op, born=dice.random() < 0.5, ts_us=dice.randint(0, 9)))
-    world, past = World(len(types)), list[list[Winner]]()
+    past = list[list[Winner]]()
     while len(past) < 14:
         if past and dice.random() < 0.3:
             changes = dice.choice(past)  # again, also after newer ones
@@ -106,14 +207,9 @@ def test_a_mirror_is_what_the_newest_changes_say(
         else:
             changes = dice.sample(log, dice.randint(1, 30))
         past.append(changes)
-        world.add(changes)
         winners = winners_of(changes)
         dice.shuffle(winners)
-        done = lake.apply(*winners, files=dice.randint(1, 3))
-        assert sum(done.classes.values()) == len(winners)
-        require_as_expected(lake, world, names)
-        assert lake.apply(*winners).snapshots == [], "a repeated run changed something"
-    require_as_expected(lake, world, names)
+        yield changes, winners, dice.randint(1, 3)
 
 
 def require_as_expected(lake: MadeLake, world: World, names: list[str]) -> None:

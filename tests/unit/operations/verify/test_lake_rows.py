@@ -14,7 +14,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import DataAtRisk, TableUnready
 from cdc_core.lake.data_files import in_order, write_rows
-from cdc_core.lake.lake_tables import create
+from cdc_core.lake.lake_tables import MirrorRule, create
 from cdc_core.lake.snapshots import MAIN, FileChange, LiveFiles, head, on_branch, snapshot_of, table_files
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.version import VERSION_COLUMN
@@ -37,7 +37,8 @@ class Lake:
 
     def __init__(self, folder: Path) -> None:
         self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=folder.as_uri())
-        create(self.catalog, ("ns", "t"), logical="shop.t", owner="shop/lake", key=KEY, columns=COLUMNS)
+        self.rule = MirrorRule("shop.t", "shop/lake", tuple(KEY), flagged=False)
+        create(self.catalog, ("ns", "t"), self.rule, COLUMNS)
 
     @property
     def table(self) -> Any:
@@ -58,7 +59,7 @@ class Lake:
         target = IcebergTarget.model_validate(
             {"name": "lake", "kind": "iceberg", "catalog": {"type": "sql"}, "namespace": "ns", "tables": {"*": {}}}
         )
-        side = LakeSide.opened(target, self.catalog, logical="shop.t", owner="shop/lake", key=KEY, shared=False)
+        side = LakeSide.opened(target, self.catalog, self.rule, shared=False)
         return shape_of(side, [SCHEMA], [SCHEMA])
 
 
