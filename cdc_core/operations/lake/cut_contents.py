@@ -26,12 +26,16 @@ from cdc_core.stage.staged_coverage import feeding_tables, lacking, settled_cove
 def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | None) -> dict[str, CutSource]:
     """The sources of the last cut, with the batches of a run. Raises what reading manifests raises."""
     found = {} if last is None else dict(last.sources)
-    taken = set(plan.target(target).batches)
     for source in ready.pipeline.sources:
         known = found.get(source.name)
-        batches = ready.meta.batches.find(source.name)
+        mine = [one for one in plan.target(target).batches if one.partition("/")[0] == source.name]
+        taken = set(mine)
         if known is None:
+            batches = ready.meta.batches.find(source.name)
             taken |= _consumed(ready, target, batches)
+        else:
+            first = ready.meta.batches.by_id(mine[0]) if mine else None  # they are in stream order
+            batches = () if first is None else ready.meta.batches.find(source.name, after=first.begin)
         new = [
             one
             for one in batches
