@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater
@@ -30,6 +31,12 @@ class ProblemEvent:
     since: str
     solved: bool
 
+    @classmethod
+    def of_task(cls, pipeline: str, task: str, what: str) -> Self:
+        """A task that failed for a reason that `lockstep status` does not know."""
+        remedy = "see the log of the task"
+        return cls(pipeline, Level.FAILED, task, what, "", remedy, "", "", solved=False)
+
     def __str__(self) -> str:
         if self.solved:
             return f"{self.pipeline}: solved: {self.subject}: {self.what}"
@@ -38,12 +45,12 @@ class ProblemEvent:
 
 
 def tell_problems(
-    pipeline: Pipeline, meta: Meta, tell: Callable[[ProblemEvent], None], *, retried: bool
+    pipeline: Pipeline, meta: Meta, tell: Callable[[ProblemEvent], None], *, given_up: bool
 ) -> tuple[ProblemEvent, ...]:
     """Tells what is new and what is solved since the last call, by whatever process; what was told.
 
-    retried: whether Airflow will not try again, so that errors that a retry may cure are told, too. Raises what `tell`
-    raises; that event is told again by the next call.
+    given_up: nobody tries again, so that errors that a retry may cure are told, too. Raises what `tell` raises; that
+    event is told again by the next call.
     """
     problems = {_key(one): one for one in status_of(pipeline, meta).problems if one.level in (Level.FAILED, Level.LATE)}
     events = {key: _event(pipeline.pipeline, one) for key, one in problems.items()}
@@ -52,7 +59,7 @@ def tell_problems(
         key
         for key, one in problems.items()
         # What is late beside a failure is so by that.
-        if (one.level is Level.FAILED or not failed) and (retried or one.kind is not RetryLater)
+        if (one.level is Level.FAILED or not failed) and (given_up or one.kind is not RetryLater)
     ]
     begun, solved = meta.told.settle(events.keys(), {key: text_of(events[key]) for key in ripe})
     due: list[tuple[str, ProblemEvent, str | None]] = [(key, events[key], None) for key in begun]

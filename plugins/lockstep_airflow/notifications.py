@@ -11,8 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cdc_core import config
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
 
@@ -45,20 +47,27 @@ def callbacks(file: str) -> dict[str, Any]:
     """The arguments of each task by which it tells."""
     ended = partial(_told_of, file)
     return {
-        "on_success_callback": partial(ended, retried=False),
-        "on_skipped_callback": partial(ended, retried=False),
-        "on_failure_callback": partial(ended, retried=True),
+        "on_success_callback": partial(ended, given_up=False),
+        "on_skipped_callback": partial(ended, given_up=False),
+        "on_failure_callback": partial(ended, given_up=True),
     }
 
 
-def _told_of(file: str, context: Context, *, retried: bool) -> None:
-    from cdc_core.operations.problem_events import tell_problems
+def _told_of(file: str, context: Context, *, given_up: bool) -> None:
+    from cdc_core.operations.problem_events import ProblemEvent, tell_problems
     from lockstep_airflow.task_pipeline import opened
 
-    with opened(file, context) as ready:
-        tell = partial(_tell, ready.pipeline, context)
-        for event in tell_problems(ready.pipeline, ready.meta, tell, retried=retried):
-            log.info("told: %s", event)
+    told, tell = 0, partial(_tell, config.load(Path(file)), context)
+    try:
+        with opened(file, context) as ready:
+            for event in tell_problems(ready.pipeline, ready.meta, tell, given_up=given_up):
+                log.info("told: %s", event)
+            told = ready.meta.told.count()
+    finally:
+        if given_up and not told:  # meta does not answer, or does not know of it: rather each time than never
+            name, ti = config.load(Path(file)).pipeline, context["ti"]
+            said = str(context.get("exception") or "its process was killed")
+            tell(ProblemEvent.of_task(name, ti.task_id, said))
 
 
 def _tell(pipeline: Pipeline, context: Context, event: ProblemEvent) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from cdc_core.errors import LockstepError
+from cdc_core.operations.problem_events import ProblemEvent
+from lockstep_airflow.notifications import callbacks
 from lockstep_airflow.pipelines import read_folder
 from tests.dags.airflow_line import AirflowLine, fill, now
+from tests.dags.task_context import task_context
 
 TELLING = """
 import json
@@ -78,3 +82,27 @@ def test_a_notifier_that_is_not_there_costs_its_own_pipeline_only(
     assert {spec.pipeline for spec in folder.specs} == {"shop"}
     with pytest.raises(Exception, match=r"airflow\.notify names nowhere\.to_be:found"):
         raise folder.error()
+
+
+RECEIVED: list[ProblemEvent] = []
+
+
+def receive(problem: ProblemEvent) -> None:
+    RECEIVED.append(problem)
+
+
+def test_a_failure_that_meta_does_not_know_of_is_told_each_time(write_pipeline: Callable[..., Path]) -> None:
+    """A defect, a process that was killed, or meta itself."""
+    notify = {"notify": [{"use": f"{__name__}:receive"}]}
+    file = write_pipeline("shop", airflow=notify)
+    away = write_pipeline("away", airflow=notify, meta={"url": f"sqlite:///{file}/meta.db"})
+    RECEIVED.clear()
+    context = task_context("merge") | {"exception": ValueError("broken")}
+    for _ in range(2):
+        callbacks(str(file))["on_failure_callback"](context)
+    with pytest.raises(LockstepError):
+        callbacks(str(away))["on_failure_callback"](context)
+    callbacks(str(file))["on_success_callback"](context)
+    assert [(one.pipeline, one.subject, one.what) for one in RECEIVED] == [
+        ("shop", "merge", "broken"), ("shop", "merge", "broken"), ("away", "merge", "broken")
+    ]  # fmt: skip

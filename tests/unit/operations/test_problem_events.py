@@ -27,9 +27,9 @@ def fail(line: Line, error: type[Refused | RetryLater], what: str = "It broke.")
     line.meta.failures.keep("plan", "", error(what, where="somewhere", code=code, remedy="mend it"))
 
 
-def told(line: Line, *, retried: bool = True) -> list[tuple[str, str, bool]]:
+def told(line: Line, *, given_up: bool = True) -> list[tuple[str, str, bool]]:
     events: list[ProblemEvent] = []
-    tell_problems(line.pipeline, line.meta, events.append, retried=retried)
+    tell_problems(line.pipeline, line.meta, events.append, given_up=given_up)
     return [(one.code, one.what, one.solved) for one in events]
 
 
@@ -48,11 +48,11 @@ def test_a_problem_is_told_once_and_once_more_when_it_is_solved_and_again_when_i
 
 def test_what_a_retry_may_cure_is_told_when_nothing_is_tried_again(line: Line) -> None:
     fail(line, RetryLater)
-    assert told(line, retried=False) == []
-    assert told(line, retried=True) == [("connection.unreachable", "It broke.", False)]
-    assert told(line, retried=False) == [], "it is not solved"
+    assert told(line, given_up=False) == []
+    assert told(line, given_up=True) == [("connection.unreachable", "It broke.", False)]
+    assert told(line, given_up=False) == [], "it is not solved"
     line.meta.failures.clear("plan", "")
-    assert told(line, retried=False) == [("connection.unreachable", "It broke.", True)]
+    assert told(line, given_up=False) == [("connection.unreachable", "It broke.", True)]
 
 
 def test_another_problem_in_the_place_of_one_is_told_beside_the_solved_one(line: Line) -> None:
@@ -73,7 +73,7 @@ def test_what_could_not_be_told_is_told_by_the_next_call(line: Line, solved: boo
         raise OSError("no network")
 
     with pytest.raises(OSError, match="no network"):
-        tell_problems(line.pipeline, line.meta, unreachable, retried=True)
+        tell_problems(line.pipeline, line.meta, unreachable, given_up=True)
     assert told(line) == [("connection.denied", "It broke.", solved)]
     assert told(line) == []
 
@@ -99,6 +99,6 @@ def test_of_several_processes_at_once_one_tells(line: Line) -> None:
 def test_an_event_says_what_where_and_what_to_do(line: Line) -> None:
     fail(line, Refused)
     events: list[ProblemEvent] = []
-    tell_problems(line.pipeline, line.meta, events.append, retried=True)
+    tell_problems(line.pipeline, line.meta, events.append, given_up=True)
     assert str(events[0]) == "line: plan: It broke. At somewhere. To do: mend it."
     assert events[0].since.endswith("Z")
