@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import delete, insert, select
 
 from cdc_core.meta.meta_schema import told_problem as _told
-from cdc_core.meta.repository import Repository, reads, writes
+from cdc_core.meta.repository import Repository, writes
 
 
 class ToldProblems(Repository):
@@ -29,11 +29,6 @@ class ToldProblems(Repository):
             if key not in present and self.execute(delete(_told).where(_told.c.problem == key)).rowcount
         }
         return begun, solved
-
-    @reads
-    def count(self) -> int:
-        """How many problems people know of."""
-        return int(self.execute(select(func.count()).select_from(_told)).scalar_one())
 
     @writes
     def not_told(self, key: str, solved: str | None) -> None:

@@ -74,6 +74,11 @@ def tell_problems(
     return tuple(event for _, event, _ in due)
 
 
+def is_explained(pipeline: Pipeline, meta: Meta) -> bool:
+    """Whether `lockstep status` knows why a task has failed."""
+    return any(one.level is Level.FAILED for one in status_of(pipeline, meta).problems)
+
+
 def _key(one: Problem) -> str:
     """Equal for a problem that is seen again, whatever has changed in its words."""
     return hashlib.sha256(f"{one.level.value}\n{one.subject}\n{one.code}".encode()).hexdigest()

@@ -54,20 +54,20 @@ def callbacks(file: str) -> dict[str, Any]:
 
 
 def _told_of(file: str, context: Context, *, given_up: bool) -> None:
-    from cdc_core.operations.problem_events import ProblemEvent, tell_problems
+    from cdc_core.operations.problem_events import ProblemEvent, is_explained, tell_problems
     from lockstep_airflow.task_pipeline import opened
 
-    told, tell = 0, partial(_tell, config.load(Path(file)), context)
+    pipeline, explained = config.load(Path(file)), False
+    tell = partial(_tell, pipeline, context)
     try:
         with opened(file, context) as ready:
             for event in tell_problems(ready.pipeline, ready.meta, tell, given_up=given_up):
                 log.info("told: %s", event)
-            told = ready.meta.told.count()
+            explained = is_explained(ready.pipeline, ready.meta)
     finally:
-        if given_up and not told:  # meta does not answer, or does not know of it: rather each time than never
-            name, ti = config.load(Path(file)).pipeline, context["ti"]
+        if given_up and not explained:  # meta does not answer, or does not know of it: rather each time than never
             said = str(context.get("exception") or "its process was killed")
-            tell(ProblemEvent.of_task(name, ti.task_id, said))
+            tell(ProblemEvent.of_task(pipeline.pipeline, context["ti"].task_id, said))
 
 
 def _tell(pipeline: Pipeline, context: Context, event: ProblemEvent) -> None:
