@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Row, and_, func, insert, or_, select
+from sqlalchemy import Row, and_, delete, func, insert, or_, select, update
 
 from cdc_core.errors import DataAtRisk, LeaseLost, defect
 from cdc_core.meta import meta_schema
@@ -110,6 +110,14 @@ class Batches(Repository):
         TableCopies(self.connection).give_out_above(lease.source, chunks)
         return Leases(self.connection).raise_epoch(lease, highest), added
 
+    @writes
+    def renew(self, turn: Lease, manifests: Sequence[Manifest]) -> None:
+        """The batches have the files that their manifests name now: rows were erased from them. turn: the right to
+        change what is staged. Raises RetryLater (lease.lost)."""
+        Leases(self.connection).require_held(turn)
+        for manifest in manifests:
+            self._renew(manifest)
+
     @reads
     def find(
         self, source: str, *, after: Position | None = None, until: Position | None = None
@@ -173,10 +181,13 @@ class Batches(Repository):
         if row is None:
             return False
         known = self.files([manifest.batch_id])[manifest.batch_id]
-        same_files = [(file.path, file.sha256) for file in known] == [
-            (part.path, part.sha256) for part in manifest.parts
-        ]
-        if batch_of(row).end == manifest.end.position and same_files:
+        had = [(file.path, file.sha256, file.rows) for file in known]
+        has = [(part.path, part.sha256, part.rows) for part in manifest.parts]
+        erased = {(one.path, one.sha256) for one in manifest.erased}
+        same = len(had) == len(has) and all(was == now or was[:2] in erased for was, now in zip(had, has, strict=True))
+        if batch_of(row).end == manifest.end.position and same:
+            if had != has:  # the erasure was killed before it came here
+                self._renew(manifest)
             return True
         raise DataAtRisk(
             f"Meta has the batch {manifest.batch_id} with different contents: up to {batch_of(row).end}, {len(known)} "
@@ -214,6 +225,17 @@ class Batches(Repository):
                 chunk=manifest.chunks[0].number if manifest.chunks else 0,
             )
         )
+        self._insert_files(manifest)
+        SchemaVersions(self.connection).record(manifest)
+        Coverages(self.connection).cover(manifest.source, manifest.coverage, manifest.surveyed)
+
+    def _renew(self, manifest: Manifest) -> None:
+        mine = _batch.c.batch_id == manifest.batch_id
+        self.execute(update(_batch).where(mine).values(row_count=manifest.rows, size_bytes=manifest.size_bytes))
+        self.execute(delete(_file).where(_file.c.batch_id == manifest.batch_id))
+        self._insert_files(manifest)
+
+    def _insert_files(self, manifest: Manifest) -> None:
         if manifest.parts:
             self.execute(
                 insert(_file),
@@ -235,8 +257,6 @@ class Batches(Repository):
                     for number, part in enumerate(manifest.parts)
                 ],
             )
-        SchemaVersions(self.connection).record(manifest)
-        Coverages(self.connection).cover(manifest.source, manifest.coverage, manifest.surveyed)
 
 
 def batch_of(row: Row[tuple[object, ...]]) -> BatchRow:

@@ -45,7 +45,8 @@ class CopiedChunk:
 
     number:  unique within the source; grows, so that of two claims at one place the later read is the newer.
     table:   the source table, `database.table`.
-    above, through: keys as SQL literals in the order of the key's columns; () for no bound.
+    above, through: keys as SQL literals in the order of the key's columns; () for no bound, and once rows of the table
+             were erased, as a bound is the key of a row.
     ts_us:   `_cdc_ts` of its rows, µs UTC: the watermark of what was staged before the read.
     low:     every transaction before it was visible to the read.
     high:    no transaction from it on was visible to the read.
@@ -67,6 +68,19 @@ class CopiedChunk:
     paths: tuple[str, ...]
     by_key: bool = False
     queried: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedRows:
+    """Rows of a batch that were erased (`operations.forget`): how many, of the file at `path`, which had this sha256.
+
+    request: the id of the erasure.
+    """
+
+    path: str
+    sha256: str
+    rows: Natural
+    request: str
 
 
 def at_place(batch_id: str) -> str:
@@ -94,6 +108,7 @@ class Manifest:
     surveyed: when every captured table that existed had a coverage; seq 0 where the account cannot tell.
     definitions: of source tables whose names the log does not carry, as they became known in this batch.
     chunks: the claims of a batch of copied rows; () for a batch of the log.
+    erased: rows that the batch no longer has. Its parts are those without them: the manifest was replaced.
     """
 
     pipeline: str
@@ -116,6 +131,7 @@ class Manifest:
     coverage: Mapping[str, TableCoverage] = field(default_factory=dict)
     surveyed: Surveyed = NO_SURVEY
     chunks: tuple[CopiedChunk, ...] = ()
+    erased: tuple[ErasedRows, ...] = ()
 
     @property
     def copied(self) -> bool:

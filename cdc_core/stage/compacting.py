@@ -25,7 +25,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.layout import CompactedName, compacted_path
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.open_part import open_part
+from cdc_core.stage.open_part import bounded, open_part
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def _written(
     except BaseException:
         made.file.discard()
         raise
-    written = made.listed(path)
+    written = bounded(made.listed(path), one.parts)
     _require_sums(one, written)
     _require_rows(store, one, written, made.arrow)
     return written
@@ -178,8 +178,6 @@ def _require_sums(one: FileOf, written: Part) -> None:
         "rows": one.rows,
         "key_changes": sum(part.key_changes for part in one.parts),
         "absent_rows": sum(part.absent_rows for part in one.parts),
-        "min_seq": one.parts[0].min_seq,
-        "max_seq": one.parts[-1].max_seq,
     }
     ops: dict[str, int] = defaultdict(int)
     for part in one.parts:

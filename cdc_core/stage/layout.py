@@ -15,6 +15,7 @@ STARTS = "starts/"
 SNAPSHOT = "snapshot/"
 COMPACTED = "compacted/"
 COMPACTIONS = "compactions/"
+ERASURES = "erasures/"
 _FOLDERS = r"cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
 _PART = re.compile(
     rf"changes/{_FOLDERS}\1\2\3T\d{{6}}Z-([a-z][a-z0-9_]*)-(\d{{19}})-(\d{{1,19}})-(\d{{4,9}})\.parquet", re.ASCII
@@ -41,7 +42,12 @@ def compacted_path(table: str, window_start_us: int, name: CompactedName) -> str
     """A file with the rows of a table from several batches, under the UTC date on which their first window starts."""
     label = window_label(window_start_us)
     file = f"{label}-{name.source}-{name.begin_seq:019d}-{name.end_seq:019d}-{name.epoch}-{name.part:04d}.parquet"
-    return f"{COMPACTED}{_table_folder(table)}{_date_folder(window_start_us)}{file}"
+    return f"{compacted_prefix(table)}{_date_folder(window_start_us)}{file}"
+
+
+def compacted_prefix(table: str) -> str:
+    """All compacted files of a logical table."""
+    return f"{COMPACTED}{_table_folder(table)}"
 
 
 def _table_folder(table: str) -> str:
@@ -134,6 +140,11 @@ def parse_part(path: str) -> PartName | None:
 
 def manifests_prefix(source: str) -> str:
     return f"{MANIFESTS}{segment(source)}/"
+
+
+def erasure_path(request: str) -> str:
+    """The record of an erasure."""
+    return f"{ERASURES}{segment(request)}.json"
 
 
 def cleared_path(source: str, place: Position, table: str) -> str:

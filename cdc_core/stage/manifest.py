@@ -7,6 +7,8 @@ the same place one finds the name taken. Readers go by manifests and never by a 
 A batch of copied rows begins and ends at one place of the chain. Any number of them may stand there, before the batch
 of the log that begins at the place; they may be written at any time, also when the chain has gone on.
 
+An erasure (`operations.forget`) replaces a manifest in place, by one with other files and the same begin and end.
+
 The chain begins at the source's start (`start_record`), or at its horizon after a purge. Callers that can ask meta
 check its end against what meta has recorded, so that a manifest lost at either end is noticed too. The fields that a
 manifest must have are in `model.batch`.

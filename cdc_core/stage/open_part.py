@@ -31,7 +31,33 @@ from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
 
 _NUMBERS = 10_000
 """More than the parts of one batch, chunk or range."""
-_Name = TypeVar("_Name", PartName, CopiedName, CompactedName)
+_Name = TypeVar("_Name", bound=PartName | CopiedName | CompactedName)
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Of staged rows, what a manifest says of a part."""
+
+    rows: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
+    key_changes: int = 0
+    absent_rows: int = 0
+
+    def add(self, rows: pa.RecordBatch, key: Sequence[str]) -> None:
+        self.rows += rows.num_rows
+        self.ops += _counts(rows.column(OP))
+        self.key_changes += key_changes(rows, key)
+        self.absent_rows += rows.num_rows - rows.column(ABSENT).null_count
+
+    def of(self, part: Part) -> Part:
+        """The part with these counts."""
+        return replace(
+            part,
+            rows=self.rows,
+            ops=dict(sorted(self.ops.items())),
+            key_changes=self.key_changes,
+            absent_rows=self.absent_rows,
+        )
 
 
 @dataclass(slots=True)
@@ -42,36 +68,30 @@ class OpenPart:
     schema: TableSchema
     file: PartFile
     arrow: pa.Schema
-    rows: int = 0
-    ops: Counter[str] = field(default_factory=Counter)
-    key_changes: int = 0
-    absent_rows: int = 0
+    counts: RowCounts = field(default_factory=RowCounts)
     min_seq: int = 2**63 - 1
     max_seq: int = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
         seq = rows.column(SEQ).to_numpy()
-        self.rows += len(seq)
+        self.counts.add(rows, self.schema.key)
         self.min_seq = min(self.min_seq, int(seq.min()))
         self.max_seq = max(self.max_seq, int(seq.max()))
-        self.ops += _counts(rows.column(OP))
-        self.key_changes += key_changes(rows, self.schema.key)
-        self.absent_rows += len(seq) - rows.column(ABSENT).null_count
         self.file.add(rows)
 
     def listed(self, path: str) -> Part:
-        return Part(
-            table=self.table,
-            path=path,
-            rows=self.rows,
-            size_bytes=self.file.size_bytes,
-            sha256=self.file.sha256,
-            schema_id=self.schema.id,
-            min_seq=self.min_seq,
-            max_seq=self.max_seq,
-            ops=dict(sorted(self.ops.items())),
-            key_changes=self.key_changes,
-            absent_rows=self.absent_rows,
+        return self.counts.of(
+            Part(
+                table=self.table,
+                path=path,
+                rows=0,
+                size_bytes=self.file.size_bytes,
+                sha256=self.file.sha256,
+                schema_id=self.schema.id,
+                min_seq=self.min_seq,
+                max_seq=self.max_seq,
+                ops={},
+            )
         )
 
 
@@ -95,6 +115,12 @@ def open_part(
         return store.open_output(map(path_of, names), scratch)
 
     return OpenPart(table, schema, PartFile(arrow, schema.key, open_output, level, group_bytes), arrow)
+
+
+def bounded(part: Part, former: Sequence[Part]) -> Part:
+    """A part in which the rows of former ones are: from the first of their order keys to the last, also where rows were
+    erased since. Batches find their rows in a compacted file by these."""
+    return replace(part, min_seq=former[0].min_seq, max_seq=former[-1].max_seq)
 
 
 def _counts(ops: pa.DictionaryArray) -> Counter[str]:

@@ -114,8 +114,10 @@ class PartFile:
             self._keep([], np.empty(0, np.int64))
 
     def close(self) -> None:
-        """Writes the last row group and the footer; the part is not durable yet."""
+        """Writes the last row group and the footer; the part is not durable yet. It may have no rows."""
         self.flush()
+        if self._writer is None:
+            self._open(self._schema.empty_table())
         assert self._writer is not None
         assert self._sink is not None
         self._writer.close()

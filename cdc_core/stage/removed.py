@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cdc_core.errors import FilesLost
@@ -10,7 +10,8 @@ from cdc_core.model.position import Position
 from cdc_core.stage import compactions
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import removed
-from cdc_core.stage.layout import parse_part
+from cdc_core.stage.layout import parse_compacted, parse_part
+from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore
 
 
@@ -19,19 +20,34 @@ def unless_removed(store: ObjectStore, begins: Mapping[str, Position], paths: It
     """Around reads of staged files. begins: by source, where the first batch begins that is read. paths: of the files.
 
     Raises RetryLater (stage.removed) in place of DataAtRisk (stage.damaged) if meanwhile a purge has moved a horizon
-    past these batches, or if one of the files is a part whose rows are in a compacted file.
+    past these batches, or if one of the files is one whose rows are in another file: compacted, or without rows that
+    were erased.
     """
     try:
         yield
     except FilesLost as error:
-        for source, begin in begins.items():
-            horizon = horizons.read(store, source)
-            if horizon is not None and begin < horizon.position:
-                raise removed(error.what, where=error.where) from None
-        ranges = compactions.read(store, begins)
-        for path in paths:
-            name = parse_part(path)
-            found = None if name is None else ranges.at(name.source, name.seq)
-            if found is not None and all(part.path != path for part in found.parts):
-                raise removed(error.what, where=error.where) from None
+        listed = set(paths)
+        if _is_purged(store, begins) or _is_compacted(store, begins, listed) or _is_erased(store, begins, listed):
+            raise removed(error.what, where=error.where) from None
         raise
+
+
+def _is_purged(store: ObjectStore, begins: Mapping[str, Position]) -> bool:
+    horizons_now = {source: horizons.read(store, source) for source in begins}
+    return any(one is not None and begins[source] < one.position for source, one in horizons_now.items())
+
+
+def _is_compacted(store: ObjectStore, sources: Iterable[str], paths: Iterable[str]) -> bool:
+    ranges = compactions.read(store, sources)
+    for path in paths:
+        part, made = parse_part(path), parse_compacted(path)
+        place = (part.source, part.seq) if part else (made.source, made.begin_seq) if made else None
+        found = None if place is None else ranges.at(*place)
+        if found is not None and all(part.path != path for part in found.parts):
+            return True
+    return False
+
+
+def _is_erased(store: ObjectStore, sources: Iterable[str], paths: Collection[str]) -> bool:
+    manifests = (manifest for source in sources for manifest in chain(store, source))
+    return any(one.path in paths for manifest in manifests for one in manifest.erased)

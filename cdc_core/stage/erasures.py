@@ -1,0 +1,78 @@
+"""The records of erasures (`operations.forget`): `erasures/<id>.json`, written when one begins, and again when it ends.
+
+A record says how many keys of which table were to be erased, and has a digest of them: whoever has the keys can tell
+that they are meant, and nobody can read them from it. Until it has ended, meta and the stage may differ, and no run is
+planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cdc_core.errors import LeaseHeld
+from cdc_core.model.batch import MANIFEST_VERSION
+from cdc_core.model.json_codec import Natural, TimeUs, dumped, parsed
+from cdc_core.stage.layout import ERASURES, erasure_path
+from cdc_core.stage.objects import ObjectStore, find
+from cdc_core.stage.stage_records import reading_record
+
+ID_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """pipeline, table: whose rows. keys: how many. keys_sha256: of the table and the keys. rows: staged rows that were
+    erased. begun_us, ended_us: µs UTC, by meta's clock; 0 until it has ended. whole: False for one that a later erasure
+    has ended: rows of its keys may be left."""
+
+    pipeline: str
+    table: str
+    keys: Natural
+    keys_sha256: str
+    begun_us: TimeUs
+    ended_us: TimeUs = 0
+    rows: Natural = 0
+    whole: bool = True
+
+    @property
+    def request(self) -> str:
+        """Its id: the same keys of a table have the same one."""
+        return self.keys_sha256[:ID_CHARS]
+
+    def put(self, store: ObjectStore) -> None:
+        store.put(erasure_path(self.request), dumped(self, version=MANIFEST_VERSION, indent=1))
+
+
+def read(store: ObjectStore, request: str) -> Erasure | None:
+    """None where there was none. Raises DataAtRisk (stage.damaged), Refused (install.version)."""
+    path = erasure_path(request)
+    data = find(store, path)
+    if data is None:
+        return None
+    with reading_record(path, store.uri, "record of an erasure"):
+        return parsed(Erasure, data, version=MANIFEST_VERSION)
+
+
+def unended(store: ObjectStore) -> Iterator[Erasure]:
+    """Those that have not ended. Raises what `read` does."""
+    for info in store.list(ERASURES):
+        found = read(store, info.path.removeprefix(ERASURES).removesuffix(".json"))
+        if found is not None and not found.ended_us:
+            yield found
+
+
+def require_ended(store: ObjectStore) -> None:
+    """Raises RetryLater (lease.held) while rows are being erased, or as long as an erasure that was killed is not ended
+    by another one."""
+    for one in unended(store):
+        raise under_way(store, one)
+
+
+def under_way(store: ObjectStore, one: Erasure) -> LeaseHeld:
+    """What is said of an erasure that has begun."""
+    return LeaseHeld(
+        f"Rows of {one.table} are being erased; no run is planned meanwhile.",
+        where=f"{store.uri} {erasure_path(one.request)}",
+        remedy="wait until the erasure has ended; if it was killed, repeat the same command (`forget`, with its keys)",
+    )
