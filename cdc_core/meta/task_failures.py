@@ -9,6 +9,7 @@ An error is removed
     of a repair     when a repair of the target has ended equal, or a verification has found all of its rows equal
     of gates        when they are closed again
     of lost writes  when a run finds that the target has them, or an operator accepts the loss
+    of an erasure   when it has ended
 
 and by nothing else.
 """
@@ -28,6 +29,8 @@ GATES = "gates"
 """A failure of a target: its gates no longer keep out an application that was led away from its tables."""
 LOST_WRITES = "lost writes"
 """A failure of a target: it lacks writes that ledgers count."""
+FORGET = "forget"
+"""An erasure of rows of a table that has begun."""
 _CHARS = 4000
 
 

@@ -1,4 +1,5 @@
-"""The records of erasures (`operations.forget`): `erasures/<id>.json`, written when one begins, and again when it ends.
+"""The records of erasures (`operations.forget`): `erasures/<id>.json` of one that has begun, `erased/<id>.json` of one
+that has ended. Those that have ended may be many, and nobody needs to read them all.
 
 A record says how many keys of which table were to be erased, and has a digest of them: whoever has the keys can tell
 that they are meant, and nobody can read them from it. Until it has ended, meta and the stage may differ, and no run is
@@ -40,13 +41,22 @@ class Erasure:
         """Its id: the same keys of a table have the same one."""
         return self.keys_sha256[:ID_CHARS]
 
-    def put(self, store: ObjectStore) -> None:
+    def begin(self, store: ObjectStore) -> None:
         store.put(erasure_path(self.request), dumped(self, version=MANIFEST_VERSION, indent=1))
 
+    def withdraw(self, store: ObjectStore) -> None:
+        """It has not changed anything."""
+        store.delete(erasure_path(self.request))
 
-def read(store: ObjectStore, request: str) -> Erasure | None:
-    """None where there was none. Raises DataAtRisk (stage.damaged), Refused (install.version)."""
-    path = erasure_path(request)
+    def end(self, store: ObjectStore) -> None:
+        store.put(erasure_path(self.request, ended=True), dumped(self, version=MANIFEST_VERSION, indent=1))
+        store.delete(erasure_path(self.request))
+
+
+def read(store: ObjectStore, request: str, *, ended: bool = False) -> Erasure | None:
+    """One that has begun and not ended, or one that has ended; None where there is none. Raises DataAtRisk
+    (stage.damaged), Refused (install.version)."""
+    path = erasure_path(request, ended=ended)
     data = find(store, path)
     if data is None:
         return None
@@ -58,7 +68,7 @@ def unended(store: ObjectStore) -> Iterator[Erasure]:
     """Those that have not ended. Raises what `read` does."""
     for info in store.list(ERASURES):
         found = read(store, info.path.removeprefix(ERASURES).removesuffix(".json"))
-        if found is not None and not found.ended_us:
+        if found is not None:
             yield found
 
 

@@ -16,6 +16,7 @@ SNAPSHOT = "snapshot/"
 COMPACTED = "compacted/"
 COMPACTIONS = "compactions/"
 ERASURES = "erasures/"
+ERASED = "erased/"
 _FOLDERS = r"cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
 _PART = re.compile(
     rf"changes/{_FOLDERS}\1\2\3T\d{{6}}Z-([a-z][a-z0-9_]*)-(\d{{19}})-(\d{{1,19}})-(\d{{4,9}})\.parquet", re.ASCII
@@ -142,9 +143,9 @@ def manifests_prefix(source: str) -> str:
     return f"{MANIFESTS}{segment(source)}/"
 
 
-def erasure_path(request: str) -> str:
-    """The record of an erasure."""
-    return f"{ERASURES}{segment(request)}.json"
+def erasure_path(request: str, *, ended: bool = False) -> str:
+    """The record of an erasure that has begun, and of one that has ended."""
+    return f"{ERASED if ended else ERASURES}{segment(request)}.json"
 
 
 def cleared_path(source: str, place: Position, table: str) -> str:

@@ -1,4 +1,5 @@
-"""Compaction of a stage in a bucket: readers see the same before it, after it, and without the originals."""
+"""Compaction of a stage in a bucket: readers see the same before it, after it, and without the originals. Then rows are
+erased there."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 
 import lockstep
 from cdc_core.operations.apply import retention
+from cdc_core.operations.forget.forgetting import forget
 from cdc_core.stage import compactions as compaction
 from cdc_core.stage import manifest
 from cdc_core.stage.stores import open_store
@@ -48,3 +50,8 @@ def test_a_bucket_is_compacted_as_a_directory_is(
         assert staged.paths("compacted/") == sorted(part.path for part in record.parts)
         assert manifest.verify(line.store, "shop", deep=True) == []
         assert len(staged.paths("changes/")) == 1
+        line.meta.leases.release(line.leases.pop("shop"))
+        done = forget(opened_line(line.with_targets()), "shop.orders", ["id=2", "id=30"], although_it_exists=True)
+        assert [place.kind for place in done.places] == ["compacted", "staged"]
+        assert seen() == [[row for row in rows if row["id"] not in (2, 30)] for rows in before]
+        assert manifest.verify(line.store, "shop", deep=True) == []

@@ -11,7 +11,7 @@ from cdc_core.operations.verify.results import TableResult
 from cdc_core.operations.verify.verifier import verify
 from cdc_core.operations.verify.verify_job import VerifyJob
 from tests.lab.databases import fresh_name
-from tests.lab.forked_commands import Done, ForkedCommands
+from tests.lab.forked_commands import Done, ForkedCommands, Started
 from tests.lab.lab import Lab
 from tests.lab.origin import Origin
 from tests.lab.pipeline_file import JOINED, Section, keys, target
@@ -133,6 +133,13 @@ class Verified(Lab):
         """`lockstep COMMAND` of the pipeline."""
         given = (command, "shop.yaml", *arguments, *["--json"] * json)
         return self._commands().run(*given, directory=self.folder, environ={**os.environ, **self.environ})
+
+    def start(self, log: Path, command: str, *arguments: str) -> Started:
+        """The same, beside others. log: the file for what it prints."""
+        environ = {**os.environ, **self.environ}
+        return self._commands().start(
+            command, "shop.yaml", *arguments, "--json", directory=self.folder, environ=environ, log=log
+        )
 
     def ok(self, command: str, *arguments: str) -> dict[str, Any]:
         """The document of a command that succeeds."""

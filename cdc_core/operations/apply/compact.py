@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 REMOVED_AFTER_US = 86_400 * MICROSECONDS
 """Age of a record before the parts that its files replace are removed: more than any query or Spark job takes."""
-_ABANDONED_US = 7 * 86_400 * MICROSECONDS
+ABANDONED_US = 7 * 86_400 * MICROSECONDS
 """After this time without a retry, a run that is not finished no longer holds the parts that its plan names."""
 _DELETED_AT_ONCE = 16
 
@@ -232,7 +232,7 @@ class _CompactionWork:
         if holder is not None:
             return f"the run {holder[1]} has not committed them for {holder[0]}"
         wanted = set(paths)
-        for run in self.meta.runs.unfinished(self.meta.now_us() - _ABANDONED_US):
+        for run in self.meta.runs.unfinished(self.meta.now_us() - ABANDONED_US):
             data = find(self.store, run.plan_path)
             if data is not None and _names_any(data, wanted):
                 return f"the run {run.run_id} is not finished (planned {from_us(run.updated_us).isoformat()})"

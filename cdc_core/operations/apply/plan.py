@@ -39,6 +39,7 @@ from cdc_core.operations.apply.table_rules import key_of, require_none_set_aside
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compactions
 from cdc_core.stage.compactions import Compactions
+from cdc_core.stage.erasures import require_ended
 from cdc_core.stage.horizon import require_unpurged
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import parse, require_listed
@@ -142,6 +143,7 @@ def _plan(
     targets: Sequence[Target],
     airflow_run_id: str | None,
 ) -> RunPlan:
+    require_ended(opened.store)
     known = opened.meta.runs.find(run_id)
     sources = [source.name for source in opened.pipeline.sources]
     view = opened.meta.plans.find(run_id, sources, [target.name for target in targets], window)
@@ -172,6 +174,7 @@ def _plan(
     by_driver = plan.by_driver(opened.pipeline.spark.driver_rows)
     run = PlannedRun(run_id, opened.name, window, plan.path, plan.digest, airflow_run_id, by_driver=by_driver)
     opened.meta.runs.claim(run, claims)
+    require_ended(opened.store)  # an erasure that began meanwhile has seen the run, or is seen here
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
         log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)

@@ -42,6 +42,7 @@ from cdc_core.operations.apply.table_rules import rows_lacking_values
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compactions
 from cdc_core.stage import horizon as horizons
+from cdc_core.stage.erasures import require_ended
 from cdc_core.stage.horizon import Horizon, require_unpurged
 from cdc_core.stage.manifest import require_listed
 from cdc_core.stage.objects import ObjectStore
@@ -154,6 +155,7 @@ def plan(opened: OpenPipeline, selection: Selection, *, run_id: str, airflow_run
         else:
             if stored.target(selection.target).batches:
                 return stored
+    require_ended(opened.store)
     view = chosen(opened, selection)
     for source in view.chain:
         require_listed(opened.store, source, [batch.manifest for batch in opened.meta.batches.find(source)])
@@ -184,6 +186,7 @@ def plan(opened: OpenPipeline, selection: Selection, *, run_id: str, airflow_run
         ),
         (),
     )
+    require_ended(opened.store)  # an erasure that began meanwhile has seen the run, or is seen here
     log.info("run %s: replay of %d batches to %s", run_id, len(made.target(target.name).batches), target.name)
     return made
 

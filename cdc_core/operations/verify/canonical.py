@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.model.decimals import without_exponents
-from cdc_core.model.schema import Column, ColumnType
+from cdc_core.model.schema import BINARY_BASES, Column, ColumnType
 from cdc_core.model.staged_columns import LITERAL, LiteralEntries
 from cdc_core.targets.tables.text_columns import column_text, escaped, odd_literals
 
@@ -59,6 +59,14 @@ def key_text(values: Sequence[str | None]) -> str:
     """What `row_texts` makes of one row with these canonical texts."""
     parts = [NULL if one is None else escaped(pa.array([one], pa.string()))[0].as_py() for one in values]
     return SEPARATOR.join(parts)
+
+
+def canonical_text(text: str, kind: ColumnType) -> str:
+    """The canonical text of a value of this type that is written as SELECT shows it; binary values as hex."""
+    if kind.base in BINARY_BASES:
+        return text.upper()
+    found: str = _normal(pa.array([text], pa.string()), kind)[0].as_py()
+    return found
 
 
 def values_of(text: str) -> list[str | None]:

@@ -1,9 +1,9 @@
 """What verifications have found, kept on the stage: `evidence/target=<target>/<UTC time>-<number>.json`.
 
-A file is written once, when its verification ends, and says in which mode it was, and which definition of the pipeline,
-which places of the logs and which rows it is about. Its own sha256, of the document without it, shows that nobody has
-edited it. The files of verifications that compared no rows, only counts, end with `.count.json`. Meta has a summary of
-the latest of each mode.
+A file is written when its verification ends, and again only if rows are erased (`operations.forget`). It says in which
+mode it was, and which definition of the pipeline, which places of the logs and which rows it is about. Its own sha256,
+of the document without it, shows that nobody has edited it. The files of verifications that compared no rows, only
+counts, end with `.count.json`. Meta has a summary of the latest of each mode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,11 +46,10 @@ def keep(job: VerifyJob, found: VerifyReport) -> str:
     """
     ended_us = job.meta.now_us()
     document = document_of(job, found, ended_us=ended_us)
-    document["sha256"] = _digest(document)
     at = datetime.fromtimestamp(ended_us / MICROSECONDS, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     suffix = "" if job.mode in ROW_MODES else _COUNTED
     path = f"{folder_of(job.target.name)}{at}-{secrets.token_hex(4)}{suffix}.json"
-    job.opened.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    put(job.opened.store, path, document)
     if job.lease is not None:
         summary = {name: document[name] for name in _SUMMARISED} | _figures(found.results)
         summary |= {"path": path, "differing": _differing(job, found.results)}
@@ -61,6 +60,13 @@ def keep(job: VerifyJob, found: VerifyReport) -> str:
                 job.target.name, before_us=found.started_us
             )  # nothing that was set aside is lacking
     return path
+
+
+def put(store: ObjectStore, path: str, document: Mapping[str, Any]) -> None:
+    """Writes evidence, with its digest."""
+    bare = {name: value for name, value in document.items() if name != "sha256"}
+    text = json.dumps({**bare, "sha256": _digest(bare)}, indent=1, ensure_ascii=False)
+    store.put(path, text.encode())
 
 
 def document_of(job: VerifyJob, found: VerifyReport, *, ended_us: int) -> dict[str, Any]:

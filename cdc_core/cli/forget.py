@@ -1,0 +1,66 @@
+"""`lockstep forget`: rows erased from all that Lockstep keeps of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cdc_core.cli.output import listing
+from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
+from cdc_core.model.readable import counted
+
+app = typer.Typer()
+
+
+@pipeline_command(app)
+def forget(
+    call: PipelineCall,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A logical table.")],
+    key: Annotated[
+        list[str],
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            help="Of rows to erase: COLUMN=VALUE, with commas between columns, or a JSON object; may be repeated.",
+        ),
+    ],
+    although_it_exists: Annotated[
+        bool,
+        typer.Option(
+            "--although-it-exists", help="Do not ask the source: erase what is staged until now of rows that it has."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show where the rows are.")] = False,
+) -> None:
+    """Erase rows of people from staged files, files of runs, evidence and tombstones.
+
+    \b
+      lockstep forget shop shop.customers --key id=42 --dry-run
+      lockstep forget shop shop.lines --key '{"order_id": 7, "line": 1}'
+
+    The rows are deleted at the source before, and the deletes applied. Afterwards everything is read again, to prove
+    that no row is left. After a kill, run the same command again. Exit codes: 0 no row is left; 3 nothing was erased.
+    """
+    from cdc_core.operations.forget.forgetting import forget as erase
+
+    with call.opened() as ready:
+        found = erase(ready, table, key, although_it_exists=although_it_exists, dry_run=dry_run)
+    places = [{"kind": one.kind, "where": one.where, "rows": one.rows} for one in found.places]
+    document = {
+        "table": table,
+        "keys": found.keys,
+        "request": found.request,
+        "dry_run": dry_run,
+        "places": places,
+        "other_sources": list(found.others),
+    }
+    title = f"{counted(found.keys, 'key')} of {table}: {'found in' if dry_run else 'erased from'}"
+    call.answer(document, listing(title, places, "kind where rows") if places else "Nothing has rows of these keys.")
+    if dry_run:
+        call.output.note("nothing was erased: --dry-run")
+    for source in found.others:
+        call.output.note(
+            f"not erased: files of {table} from {source or 'elsewhere'}, which is not a source of this pipeline"
+        )
+    call.output.note("not looked at: your logs and exports, and backups of the stage and of the meta database")

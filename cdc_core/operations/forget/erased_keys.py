@@ -1,0 +1,190 @@
+"""The keys whose rows are erased, and which changes are about them: by canonical texts, as verifications compare keys.
+
+It must keep true that a change is found by the key before it and by the key after it. A change that leads from one of
+the keys to another key is about both: erased alone it would leave the other key's row as it was, so both must be named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.errors import Refused, UsageError
+from cdc_core.history.codes import whole
+from cdc_core.history.events import LOST
+from cdc_core.history.rule import TableRule
+from cdc_core.model.batch import Part
+from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES, Column, TableSchema
+from cdc_core.model.staged_columns import OP, ROW, SEQ, TRUNCATE
+from cdc_core.operations.repair.repaired_keys import LOOKED_UP
+from cdc_core.operations.verify.canonical import canonical_text, key_text, row_texts, values_of
+from cdc_core.operations.verify.verify_job import digest
+from cdc_core.stage.erasing import Place
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.staged_events import FileOfEvents, file_events
+from cdc_core.stage.table_files import GIVE_KEY, TableFiles, require_key
+from cdc_core.stage.unify import latest_definitions
+
+_INEXACT = frozenset({"float", "double"})
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesFound:
+    """Of one file. keys: of those that are erased, which it has. others: keys that its changes lead to or from, or that
+    differ from these in letter case alone."""
+
+    places: frozenset[Place] = frozenset()
+    keys: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ErasedKeys:
+    """table: a logical one. columns: of its key. texts: of the keys, as `row_texts` has them."""
+
+    table: str
+    columns: tuple[Column, ...]
+    texts: frozenset[str]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @cached_property
+    def ignores_case(self) -> bool:
+        """Whether keys that differ in letter case alone are one key of the table."""
+        collations = [one.type.collation or "" for one in self.columns if one.type.base in TEXT_BASES]
+        return any(not one.endswith(("_bin", "_cs")) for one in collations)
+
+    @cached_property
+    def wanted(self) -> pa.Array:
+        return pa.array(sorted(self.texts), pa.string())
+
+    def sha256(self, pipeline: str) -> str:
+        """A digest of the table and the keys."""
+        return digest([pipeline, self.table, sorted(self.texts)])
+
+    def shown(self, text: str) -> str:
+        """A key, for people."""
+        return ", ".join(f"{name}={value}" for name, value in zip(self.key, values_of(text), strict=True))
+
+    def changes_in(self, store: ObjectStore, part: Part, schema: TableSchema) -> ChangesFound:
+        """Raises DataAtRisk (stage.damaged), Refused (stage.key)."""
+        own = {column.name.lower(): column for column in schema.columns}
+        columns = [replace(own[name.lower()], name=name) for name in self.key]
+        rule = TableRule(pa.schema([(column.name, column.type.arrow) for column in columns]), self.key)
+        places: set[Place] = set()
+        keys: set[str] = set()
+        others: set[str] = set()
+        lost = 0
+        for events in file_events(store, FileOfEvents(part, schema, part.key_changes), rule):
+            lost += pc.sum(events.column(LOST)).as_py() or 0
+            rows = pa.RecordBatch.from_arrays([whole(one) for one in events.columns], schema=events.schema)
+            rows = rows.filter(pc.not_equal(rows.column(OP).cast(pa.string()), TRUNCATE))
+            texts = row_texts(rows, columns)
+            mine = np.asarray(pc.is_in(texts, value_set=self.wanted))
+            if self.ignores_case:
+                alike = np.asarray(pc.is_in(pc.utf8_lower(texts), value_set=pc.utf8_lower(self.wanted)))
+                others |= set(texts.filter(pa.array(alike & ~mine)).to_pylist())
+            if not mine.any():
+                continue
+            found = set(_places(rows.filter(pa.array(mine))))
+            places |= found
+            keys |= set(texts.filter(pa.array(mine)).to_pylist())
+            other = rows.filter(pa.array(~mine)), texts.filter(pa.array(~mine)).to_pylist()
+            others |= {text for place, text in zip(_places(other[0]), other[1], strict=True) if place in found}
+        require_key(self.table, self.key, lost)
+        return ChangesFound(frozenset(places), frozenset(keys), frozenset(others))
+
+    def rows_among(self, rows: pa.RecordBatch) -> int:
+        """How many rows of a run's file have one of the keys."""
+        return int(pc.sum(pc.is_in(row_texts(rows, self.columns), value_set=self.wanted)).as_py() or 0)
+
+    def has(self, key: Mapping[str, str | None]) -> bool:
+        """Whether a finding of a verification may be about one of the keys: also if it does not have all of its
+        columns."""
+        values = {name.lower(): value for name, value in key.items()}
+        names = [name.lower() for name in self.key]
+        return not set(names) <= set(values) or key_text([values[name] for name in names]) in self.texts
+
+
+def _places(rows: pa.RecordBatch) -> Iterator[Place]:
+    return zip(rows.column(SEQ).to_pylist(), rows.column(ROW).to_pylist(), strict=True)
+
+
+def keys_of(files: TableFiles, given: Sequence[str]) -> ErasedKeys:
+    """given: as `--key` has them. Raises UsageError (usage.argument), Refused (stage.key)."""
+    different, name = files.keys_differ(), files.table
+    if different:
+        raise Refused(f"{name} has no key: {different}.", where=name, code="stage.key", remedy=GIVE_KEY)
+    key = files.key(files.columns())
+    if not key:
+        raise Refused(
+            f"{name} has no key, so nothing says which of its staged changes are of one row.",
+            where=name,
+            code="stage.key",
+            remedy="give the table a primary key at the source, copy it again (`lockstep snapshot PIPELINE TABLE`), "
+            "and purge what was staged before (`lockstep stage purge`)",
+        )
+    latest = {
+        column.name.lower(): column for schema in latest_definitions(files.described) for column in schema.columns
+    }
+    columns = tuple(replace(latest[one.lower()], name=one) for one in key)
+    for column in columns:
+        if column.type.base not in LOOKED_UP - _INEXACT:
+            raise Refused(
+                f"Rows of {name} cannot be looked up by its key column {column.name} of the type {column.type}.",
+                where=name,
+                code="stage.key",
+                remedy="give the table a key of another type",
+            )
+    return ErasedKeys(name, columns, frozenset(_text(one, columns) for one in given))
+
+
+def _text(given: str, columns: Sequence[Column]) -> str:
+    values = {name.lower(): value for name, value in _values(given, len(columns)).items()}
+    names = [column.name.lower() for column in columns]
+    if set(values) != set(names):
+        raise _not_a_key(given, columns)
+    texts = [canonical_text(values[name], column.type) for name, column in zip(names, columns, strict=True)]
+    for column, text in zip(columns, texts, strict=True):
+        if column.type.base in INTEGER_BYTES and text != _integer(text):
+            raise _not_a_key(given, columns)
+    return key_text(texts)
+
+
+def _integer(text: str) -> str:
+    try:
+        return str(int(text))
+    except ValueError:
+        return ""
+
+
+def _values(given: str, columns: int) -> dict[str, str]:
+    """JSON, or NAME=VALUE; several are separated by commas, where the key has several columns."""
+    if given.lstrip().startswith("{"):
+        try:
+            found = json.loads(given)
+        except ValueError:
+            return {}
+        kinds = (str, int)
+        return {name: str(value) for name, value in found.items() if type(value) in kinds}
+    pairs = [given] if columns == 1 else given.split(",")
+    return {name.strip(): value for name, equals, value in (pair.partition("=") for pair in pairs) if equals}
+
+
+def _not_a_key(given: str, columns: Sequence[Column]) -> UsageError:
+    shown = ",".join(f"{column.name}=…" for column in columns)
+    as_json = json.dumps({column.name: "…" for column in columns}, ensure_ascii=False)
+    return UsageError(
+        f"{given!r} is not a key: it has {', '.join(f'{column.name} ({column.type})' for column in columns)}.",
+        where="--key",
+        code="usage.argument",
+        remedy=f"write {shown}, or as JSON {as_json}, with values as a SELECT shows them, binary ones as hex",
+    )

@@ -1,0 +1,305 @@
+"""Erasure: rows of the keys go from everything on the stage, all others stay, after every kill."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from cdc_core.config import IcebergTarget
+from cdc_core.errors import LeaseHeld, Refused, RetryLater, UsageError
+from cdc_core.meta.batches import Batches
+from cdc_core.meta.meta_rows import PlannedRun
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.forget.forgetting import ErasureReport, forget
+from cdc_core.operations.rebuild import rebuild
+from cdc_core.stage import erasures, manifest
+from tests.integration.test_canaries import seen, written
+from tests.lab.made_blocks import Made
+from tests.lab.made_line import Line
+from tests.lab.made_stages import KEYLESS, NOTE
+from tests.lab.made_stages import insert as insert_row
+from tests.lab.opened import opened_line
+from tests.lab.refusals import raises
+from tests.unit.operations.apply.test_compact import HOUR_US, Staged, insert, staged, update
+
+ORDERS = "shop.orders"
+__all__ = ["staged"]
+
+
+class Killed(BaseException):
+    """As by kill -9: nothing handles it."""
+
+
+class DyingStore:
+    """Dies before the n-th call that changes something."""
+
+    def __init__(self, store: Any, steps: int) -> None:
+        self.store, self.left = store, steps
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.store, name)
+        if name not in ("put", "put_if_absent", "delete", "open_output", "discard"):
+            return found
+
+        def call(*args: Any, **named: Any) -> Any:
+            self.step()
+            return found(*args, **named)
+
+        return call
+
+    def around(self, write: Callable[..., None]) -> Callable[..., None]:
+        """A write to meta, before and after which it may die, too."""
+
+        def call(*args: Any) -> None:
+            self.step()
+            write(*args)
+            self.step()
+
+        return call
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+
+def free(one: Staged) -> Staged:
+    """Nobody extracts, and no target is asked."""
+    for lease in one.line.leases.values():
+        one.line.meta.leases.release(lease)
+    one.line.leases.clear()
+    return replace(one, line=one.line.with_targets())
+
+
+def erase(one: Staged, *keys: str, table: str = ORDERS, **options: Any) -> ErasureReport:
+    return forget(opened_line(one.line), table, keys, although_it_exists=True, **options)
+
+
+def without(found: dict[Any, Any], *ids: int) -> dict[Any, Any]:
+    """What readers see, without the rows of orders with these ids."""
+    return {
+        name: [row for row in rows if row["id"] not in ids] if name[0] == ORDERS and isinstance(rows, list) else rows
+        for name, rows in found.items()
+    }
+
+
+def canaries(one: Staged) -> list[str]:
+    return seen(written(one.root), "canary")
+
+
+def lives(one: Staged) -> Staged:
+    """The life of row 9, with a canary in each image."""
+    hour = 30 * HOUR_US
+    old, new = {"id": 9, "note": "canary-old"}, {"id": 9, "note": "canary-new"}
+    change = replace(update(9), after=new, before=old)
+    one.stage(hour, Made([insert(9, note="canary-old"), insert(10)], ts=hour + 1))
+    one.stage(hour + HOUR_US, Made([change], ts=hour + HOUR_US + 1), Made([insert(11)], ts=hour + HOUR_US + 2))
+    one.stage(hour + 2 * HOUR_US, Made([replace(insert(9, note="canary-new"), op="d")], ts=hour + 2 * HOUR_US + 1))
+    one.stage(60 * HOUR_US, Made([insert(12)], ts=60 * HOUR_US + 1))
+    return free(one)
+
+
+def as_staged(one: Staged) -> None:
+    """As it is."""
+
+
+def compacted(one: Staged) -> None:
+    assert len(one.compact().ranges) == 2
+
+
+def compacted_alone(one: Staged) -> None:
+    """And the originals are gone."""
+    compacted(one)
+    assert one.removed().removed
+
+
+FORMS: dict[str, tuple[Callable[[Staged], None], set[str]]] = {
+    "as staged": (as_staged, {"staged"}),
+    "compacted": (compacted, {"staged", "compacted"}),
+    "compacted alone": (compacted_alone, {"compacted"}),
+}
+"""How the rows are staged, and the kinds of places that they have then."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_reader_sees_all_rows_but_those_that_were_erased(staged: Staged, form: str) -> None:
+    one = lives(staged)
+    FORMS[form][0](one)
+    before = one.seen()
+    assert canaries(one)
+    found = erase(one, "id=9")
+    assert {place.kind for place in found.places} == FORMS[form][1]
+    assert canaries(one) == []
+    assert one.seen() == without(before, 9)
+    assert one.problems() == []
+    record = erasures.read(one.line.store, found.request, ended=True)
+    assert record is not None
+    assert record.ended_us
+    assert (record.rows, record.keys) == (3, 1)
+    chain = list(manifest.chain(one.line.store, "shop"))
+    assert sum(each.rows for batch in chain for each in batch.erased) == 3
+    files = one.line.meta.batches.files([batch.batch_id for batch in chain])
+    assert [[file.path for file in files[batch.batch_id]] for batch in chain] == [
+        [part.path for part in batch.parts] for batch in chain
+    ]
+    assert erase(one, "id=9").places == ()
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=[] if form == "compacted" else pytest.mark.matrix) for form in FORMS]
+)
+def test_killed_at_any_step_it_is_ended_by_the_same_command(
+    staged: Staged, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(staged)
+    FORMS[form][0](one)
+    expected = without({(ORDERS, "changes"): one.changes()[ORDERS]}, 9)
+    kept = tmp_path.parent / f"{tmp_path.name}-kept"
+    one.line.meta.close()
+    shutil.copytree(tmp_path, kept)
+    steps, ended = 0, False
+    while not ended:
+        shutil.rmtree(tmp_path)
+        shutil.copytree(kept, tmp_path)
+        line = Line.open(tmp_path, targets=[])
+        dying = DyingStore(line.store, steps)
+        with line.meta:
+            again = replace(one, line=line)
+            with monkeypatch.context() as patched:
+                patched.setattr(Batches, "renew", dying.around(Batches.renew))
+                try:
+                    erase(replace(again, line=replace(line, store=dying)), "id=9")
+                    ended = True
+                except Killed:
+                    pass
+            if list(erasures.unended(line.store)):
+                with raises(LeaseHeld, "lease.held"):
+                    line.plan("meanwhile")
+            erase(again, "id=9")
+            assert {(ORDERS, "changes"): again.changes()[ORDERS]} == expected, steps
+            assert again.problems() == [], steps
+            assert canaries(again) == [], steps
+            assert list(erasures.unended(line.store)) == []
+        steps += 1
+    assert steps > 8
+
+
+def test_a_row_that_changed_its_key_goes_under_both_keys_or_not_at_all(staged: Staged) -> None:
+    one = free(staged)
+    before = one.seen()
+    with raises(Refused, "stage.key") as caught:
+        erase(one, "id=2")
+    assert "--key id=20" in caught.value.remedy
+    assert one.seen() == before
+    assert one.paths("erasures/") == []
+    erase(one, "id=2", '{"id": 20}')
+    assert one.seen() == without(before, 2, 20)
+    assert one.problems() == []
+
+
+def test_what_cannot_be_erased_is_refused_and_nothing_is_changed(staged: Staged) -> None:
+    staged.stage(28 * HOUR_US, Made([insert_row(1, schema=KEYLESS)], ts=28 * HOUR_US + 1))
+    with raises(LeaseHeld, "lease.held", match="being extracted"):
+        erase(replace(staged, line=staged.line.with_targets()), "id=1")
+    one, store = free(staged), staged.line.store
+    before = {info.path: info.modified for info in store.list("")}
+    with raises(UsageError, "usage.unknown_name", match="id=99"):
+        erase(one, "id=1", "id=99")
+    for wrong in ("1", "id=one", "name=1", "id=1,note=2", '{"id": null}', "{"):
+        with raises(UsageError, "usage.argument"):
+            erase(one, wrong)
+    with raises(Refused, "stage.key"):
+        erase(one, "n=1", table="shop.log")
+    with raises(Refused, "stage.not_committed", match="has not committed"):
+        erase(replace(one, line=one.line.with_targets({"name": "t", "tables": {"shop.items": {}}})), "id=1")
+    lake = IcebergTarget(name="lake", kind="iceberg", catalog={"type": "sql"}, namespace="n", tables={"*": {}})
+    led = one.line.pipeline.model_copy(update={"targets": (lake,)})
+    with raises(Refused, "config.table_rule", match="lake"):
+        erase(replace(one, line=replace(one.line, pipeline=led)), "id=1")
+    assert {info.path: info.modified for info in store.list("")} == before
+    one.line.meta.runs.claim(PlannedRun("r", "line", None, "plan.json", "0", replays=True), ())
+    with raises(Refused, "stage.not_committed", match="run r"):
+        erase(one, "id=1")
+    assert {info.path: info.modified for info in store.list("")} == before
+
+
+def test_a_dry_run_names_the_files_and_changes_nothing(staged: Staged) -> None:
+    one = lives(staged)
+    before = one.paths("")
+    found = erase(one, "id=9", dry_run=True)
+    assert [(place.kind, place.rows) for place in found.places] == [("staged", 1)] * 3
+    assert one.paths("") == before
+    assert erase(one, "id=9").places == found.places
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_reader_that_began_before_is_told_to_read_again(staged: Staged, form: str) -> None:
+    one = lives(staged)
+    FORMS[form][0](one)
+    stage = lockstep.open(one.root / "stage")
+    erase(one, "id=9")
+    with raises(RetryLater, "stage.removed"):
+        stage[ORDERS].changes().to_arrow()
+    stage.refresh()
+    assert stage[ORDERS].changes().to_arrow().to_pylist() == one.changes()[ORDERS]
+
+
+def test_meta_is_rebuilt_and_batches_are_compacted_after_an_erasure(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(staged)
+    expected = without(one.seen(), 9)
+    with monkeypatch.context() as patched:
+        patched.setattr(Batches, "renew", DyingStore(None, 0).around(Batches.renew))
+        with pytest.raises(Killed):
+            erase(one, "id=9")
+    chain = list(manifest.chain(one.line.store, "shop"))
+    assert [each.task for each in one.line.meta.failures.find()] == ["forget"]
+    assert rebuild(opened_line(one.line), "shop")[0] == 0
+    files = one.line.meta.batches.files([batch.batch_id for batch in chain])
+    assert [sum(file.rows for file in files[batch.batch_id]) for batch in chain] == [batch.rows for batch in chain]
+    erase(one, "id=9")
+    assert one.line.meta.failures.find() == ()
+    assert len(one.compact().ranges) == 2
+    assert one.seen() == expected
+    assert one.problems() == []
+
+
+def test_an_erasure_of_other_keys_brings_meta_and_stage_together_and_says_that_rows_may_be_left(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(staged)
+    compacted(one)
+    with monkeypatch.context() as patched:
+        patched.setattr(Batches, "renew", DyingStore(None, 0).around(Batches.renew))
+        with pytest.raises(Killed):
+            erase(one, "id=9")
+    erase(one, "id=10")
+    assert list(erasures.unended(one.line.store)) == []
+    records = [erasures.read(one.line.store, Path(path).stem, ended=True) for path in one.paths("erased/")]
+    assert sorted(record.whole for record in records if record) == [False, True]
+    assert one.problems() == []
+    assert one.line.meta.failures.find() == ()
+
+
+def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes_them_for_one(staged: Staged) -> None:
+    for collation in ("utf8mb4_general_ci", "utf8mb4_bin"):
+        kind = ColumnType("varchar", length=20, charset="utf8mb4", collation=collation)
+        people = TableSchema("shop", f"people_{collation}", (Column("name", kind, False, 1), NOTE))
+        made = [insert_row(name, schema=people) for name in ("Ann", "ann", "Bob")]  # type: ignore[arg-type]
+        staged.stage(40 * HOUR_US, Made(made, ts=40 * HOUR_US + 1))
+    one = free(staged)
+    for collation, refused in (("utf8mb4_general_ci", True), ("utf8mb4_bin", False)):
+        table = f"shop.people_{collation}"
+        with raises(Refused, "stage.key") if refused else nullcontext():
+            erase(one, "name=Ann", table=table)
+        assert erase(one, "name=ann", *["name=Ann"] * refused, table=table).places
+        assert [row["name"] for row in one.changes()[table]] == ["Bob"]
+    assert one.problems() == []
