@@ -41,5 +41,5 @@ def require(*extras: str, by: str) -> None:
             f"{by} needs {modules}, which {'is' if len(missing) == 1 else 'are'} not installed in this Python.",
             where=by,
             code="install.missing",
-            remedy=f"pip install 'lockstep[{','.join(missing)}]'",
+            remedy=f"pip install 'lockstep-cdc[{','.join(missing)}]'",
         )
