@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from pyspark import SparkConf, SparkContext
@@ -33,8 +33,9 @@ EXACT: Mapping[str, str] = {
     # Pieces of a shuffle are large; a worker gets few of them at once.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),
 }
-_FIRST_TRIES = 5
-"""Tries of the first call: about 20 s. Later calls are tried for ten minutes, pyspark's default."""
+_FIRST_TRIES, _LATER_TRIES, _LAST_TRIES = 5, 7, 1
+"""Tries of a session's first call, about 20 s; of later ones, two minutes; and while it is ended. pyspark's ten minutes
+for each of several calls help nobody: a server that was gone has forgotten the session."""
 _HADOOP = "spark.hadoop."
 
 
@@ -66,7 +67,12 @@ def open_session(name: str, master: str, conf: Mapping[str, str], output: Path |
 
 
 def end_session(spark: SparkSession) -> None:
-    """Ends a session, what it still does at its endpoint, and the JVM of this process."""
+    """Ends a session, and what it still does at its endpoint; else the JVM of this process, too."""
+    if at_endpoint(spark):
+        _tried(spark, _LAST_TRIES)
+        with suppress(Exception):  # it may be gone
+            spark.stop()
+        return
     gateway, jvm = SparkContext._gateway, getattr(SparkContext._gateway, "proc", None)
     with suppress(Exception):  # it may be gone
         spark.stop()
@@ -84,6 +90,13 @@ def describe(spark: SparkSession, what: str) -> None:
         spark.sparkContext.setJobDescription(what)
 
 
+def _tried(session: Any, tries: int) -> None:
+    """How often calls of a session at an endpoint are tried."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(max_retries=tries)])
+
+
 def _details(error: BaseException | None) -> str:
     """The details of an error of gRPC; "" for another one. The first line of pyspark's own text says nothing."""
     details = getattr(error, "details", None)
@@ -92,15 +105,13 @@ def _details(error: BaseException | None) -> str:
 
 def _remote_session(endpoint: str, conf: Mapping[str, str]) -> SparkSession:
     """A session of its own at the endpoint: nothing of another run is in it."""
-    from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
     try:
-        session = RemoteSession.builder.remote(endpoint).create()
-        session.client.set_retry_policies([DefaultPolicy(max_retries=_FIRST_TRIES)])
-        made = cast(SparkSession, session)
+        made = cast(SparkSession, RemoteSession.builder.remote(endpoint).create())
+        _tried(made, _FIRST_TRIES)
         made.conf.get("spark.sql.session.timeZone")
-        session.client.set_retry_policies([DefaultPolicy()])
+        _tried(made, _LATER_TRIES)
     except PySparkException as error:
         said = _details(error.__context__) or str(error.__cause__ or error).strip() or type(error).__name__
         raise RetryLater(
