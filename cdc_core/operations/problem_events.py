@@ -44,10 +44,8 @@ class ProblemEvent:
         return f"{self.pipeline}: {self.subject}: {self.what}{where} To do: {self.remedy or 'see lockstep status'}."
 
 
-def tell_problems(
-    pipeline: Pipeline, meta: Meta, tell: Callable[[ProblemEvent], None], *, given_up: bool
-) -> tuple[ProblemEvent, ...]:
-    """Tells what is new and what is solved since the last call, by whatever process; what was told.
+def tell_problems(pipeline: Pipeline, meta: Meta, tell: Callable[[ProblemEvent], None], *, given_up: bool) -> bool:
+    """Tells what is new and what is solved since the last call, by whatever process; whether a failure is known.
 
     given_up: nobody tries again, so that errors that a retry may cure are told, too. Raises what `tell` raises; that
     event is told again by the next call.
@@ -71,17 +69,13 @@ def tell_problems(
             for key, _, text in due[at:]:
                 meta.told.not_told(key, text)
             raise
-    return tuple(event for _, event, _ in due)
-
-
-def is_explained(pipeline: Pipeline, meta: Meta) -> bool:
-    """Whether `lockstep status` knows why a task has failed."""
-    return any(one.level is Level.FAILED for one in status_of(pipeline, meta).problems)
+    return failed
 
 
 def _key(one: Problem) -> str:
-    """Equal for a problem that is seen again, whatever has changed in its words."""
-    return hashlib.sha256(f"{one.level.value}\n{one.subject}\n{one.code}".encode()).hexdigest()
+    """Equal for a problem that is seen again, whatever has changed in its words; by the next run, too."""
+    same = ("run", one.where, one.code or one.what) if one.subject.startswith("run ") else (one.subject, one.code)
+    return hashlib.sha256("\n".join((one.level.value, *same)).encode()).hexdigest()
 
 
 def _event(pipeline: str, one: Problem) -> ProblemEvent:

@@ -54,16 +54,14 @@ def callbacks(file: str) -> dict[str, Any]:
 
 
 def _told_of(file: str, context: Context, *, given_up: bool) -> None:
-    from cdc_core.operations.problem_events import ProblemEvent, is_explained, tell_problems
+    from cdc_core.operations.problem_events import ProblemEvent, tell_problems
     from lockstep_airflow.task_pipeline import opened
 
     pipeline, explained = config.load(Path(file)), False
     tell = partial(_tell, pipeline, context)
     try:
         with opened(file, context) as ready:
-            for event in tell_problems(ready.pipeline, ready.meta, tell, given_up=given_up):
-                log.info("told: %s", event)
-            explained = is_explained(ready.pipeline, ready.meta)
+            explained = tell_problems(ready.pipeline, ready.meta, tell, given_up=given_up)
     finally:
         if given_up and not explained:  # meta does not answer, or does not know of it: rather each time than never
             said = str(context.get("exception") or "its process was killed")
@@ -85,3 +83,4 @@ def _tell(pipeline: Pipeline, context: Context, event: ProblemEvent) -> None:
             failed = failed or error
     if failed is not None:
         raise failed
+    log.info("told: %s", event)

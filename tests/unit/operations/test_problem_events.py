@@ -87,6 +87,19 @@ def test_what_is_late_is_told_unless_a_failure_explains_it(tmp_path: Path) -> No
     assert [solved for _, _, solved in told(line)] == [False, False, True], "the source and the target are late"
 
 
+def test_runs_that_fail_one_after_the_other_by_the_same_error_are_one_problem(line: Line) -> None:
+    until_us = time.time_ns() // 1000
+    for number, run in enumerate(("first", "second"), 1):
+        line.stage(manifest(number, tables={"shop.orders": 1}), until_us=until_us)
+        line.plan(run)
+        error = RetryLater("It is away.", where="t", code="connection.unreachable", remedy="wait")
+        line.meta.runs.record_failure(run, str(error))
+        line.meta.failures.keep("run", run, error)
+        assert told(line) == ([("connection.unreachable", "It is away.", False)] if run == "first" else [])
+    line.done("third")
+    assert told(line) == [("connection.unreachable", "It is away.", True)]
+
+
 def test_of_several_processes_at_once_one_tells(line: Line) -> None:
     fail(line, Refused)
     for solved in (False, True):
