@@ -24,6 +24,7 @@ from cdc_core.model.readable import some_of
 from cdc_core.model.tasks import SPARK_JOBS
 from cdc_core.mysql.connections import variable_of
 from cdc_core.operations.apply.jobs import SparkJob, is_remote, settings_of
+from cdc_core.process.extras import require
 from cdc_core.process.quiet_libraries import quiet_libraries
 from cdc_core.stage.objects import ObjectStore
 
@@ -41,6 +42,7 @@ _SHOWN_TABLES = 5
 
 class Driver:
     """Runs the jobs of a pipeline in this process, one after the other. A context manager: leaving it ends Spark.
+    Raises UsageError (install.missing).
 
     master: of Spark, or a Connect endpoint. conf: settings in addition to the pipeline's. output: the file for what the
     JVM prints; None: it prints where this process does.
@@ -55,6 +57,8 @@ class Driver:
         conf: Mapping[str, str] | None = None,
         output: Path | None = None,
     ) -> None:
+        if is_remote(master):
+            require("connect", by="a Spark Connect endpoint")
         self._pipeline = pipeline
         self._store = store
         self._master = master

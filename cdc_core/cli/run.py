@@ -177,15 +177,11 @@ def driver(
     master: None for the pipeline's. ahead: what jobs import is imported beside what comes before the first one. Raises
     UsageError (install.missing).
     """
-    from cdc_core.operations.apply.jobs import is_remote
     from spark_jobs.driver import Driver
 
-    master = master or pipeline.spark.master
-    if is_remote(master):
-        require("connect", by="a Spark Connect endpoint")
     with (
         _output(pipeline.pipeline) as spark_output,
-        Driver(pipeline, store, master=master, output=spark_output) as made,
+        Driver(pipeline, store, master=master or pipeline.spark.master, output=spark_output) as made,
     ):
         if ahead:
             threading.Thread(target=made.load, daemon=True).start()

@@ -131,6 +131,16 @@ class Batches(Repository):
         return tuple(batch_of(row) for row in self.execute(query.order_by(*IN_ORDER)))
 
     @reads
+    def staged_since(self, source: str, created_us: int, *, window_start_us: int | None = None) -> tuple[BatchRow, ...]:
+        """The batches of a source that were staged at this time or later, or belong to a window that begins at
+        `window_start_us` or later; in stream order."""
+        chosen = _batch.c.created_us >= created_us
+        if window_start_us is not None:
+            chosen |= _batch.c.window_start_us >= window_start_us
+        query = select(_batch).where(_batch.c.source == source, chosen)
+        return tuple(batch_of(row) for row in self.execute(query.order_by(*IN_ORDER)))
+
+    @reads
     def by_id(self, batch_id: str) -> BatchRow | None:
         """A purged one too, until `forget`."""
         row = self.execute(select(_batch).where(_batch.c.batch_id == batch_id)).one_or_none()

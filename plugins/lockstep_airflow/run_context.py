@@ -191,8 +191,9 @@ def run_name(context: Context, pipeline: Pipeline) -> str:
 
 def run_name_of(pipeline: str, dag_id: str, dag_run_id: str) -> str:
     """`run_name` of a DAG run by its ids."""
-    ours, of_others = dag_id_of(pipeline), f"-{dag_id}"
-    name = f"{pipeline}{dag_id.removeprefix(ours) if dag_id.startswith(ours) else of_others}-{dag_run_id}"
+    ours = dag_id_of(pipeline)
+    of_dag = dag_id.removeprefix(ours) if dag_id.startswith(ours) else f"-{dag_id}"
+    name = f"{pipeline}{of_dag}-{dag_run_id}"
     fit = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     return fit if len(fit) <= MAX_RUN_NAME else f"{fit[: MAX_RUN_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
 

@@ -23,7 +23,6 @@ _EXTRAS = {"queue": "spark.yarn.queue", "namespace": "spark.kubernetes.namespace
 
 def driver_of(connection_id: str, pipeline: Pipeline, store: ObjectStore) -> Driver:
     """Raises UsageError (airflow.connection, install.missing), Refused (spark.setup)."""
-    from cdc_core.process.extras import require
     from spark_jobs.driver import Driver
 
     try:
@@ -39,7 +38,6 @@ def driver_of(connection_id: str, pipeline: Pipeline, store: ObjectStore) -> Dri
     if connection.conn_type == "spark_connect":
         from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
-        require("connect", by="a Spark Connect endpoint")
         return Driver(pipeline, store, master=SparkConnectHook(connection_id).get_connection_url())
     extras = connection.extra_dejson
     if extras.get("deploy-mode") == "cluster":

@@ -49,20 +49,14 @@ def target_uri(pipeline: Pipeline, target: Target, logical: str) -> str:
 def extracted_batches(context: Context, meta: Meta, source: str, window: RunWindow) -> list[BatchRow]:
     """Those of the run's window, and those of earlier windows that were staged since the run began, as after a pause.
     Of a run up to now, all that were staged since it began."""
-    start_us, since_us = window.end_us if window.open else window.start_us, _began_us(context)
-    return [
-        one
-        for one in meta.batches.find(source)
-        if not one.copied
-        and one.window_start_us < window.end_us
-        and (one.window_start_us >= start_us or one.created_us >= since_us)
-    ]
+    start_us = None if window.open else window.start_us
+    found = meta.batches.staged_since(source, _began_us(context), window_start_us=start_us)
+    return [one for one in found if not one.copied and one.window_start_us < window.end_us]
 
 
 def copied_batches(context: Context, meta: Meta, source: str) -> list[BatchRow]:
     """Those of copied rows that were staged since the run began."""
-    since_us = _began_us(context)
-    return [one for one in meta.batches.find(source) if one.copied and one.created_us >= since_us]
+    return [one for one in meta.batches.staged_since(source, _began_us(context)) if one.copied]
 
 
 def _began_us(context: Context) -> int:
