@@ -44,8 +44,11 @@ class ProblemEvent:
         return f"{self.pipeline}: {self.subject}: {self.what}{where} To do: {self.remedy or 'see lockstep status'}."
 
 
-def tell_problems(pipeline: Pipeline, meta: Meta, tell: Callable[[ProblemEvent], None], *, given_up: bool) -> bool:
-    """Tells what is new and what is solved since the last call, by whatever process; whether a failure is known.
+def tell_problems(
+    pipeline: Pipeline, meta: Meta, tell: Callable[[ProblemEvent], None], *, given_up: bool, said: str = ""
+) -> bool:
+    """Tells what is new and what is solved since the last call, by whatever process; whether a problem that is known
+    is what a task failed by. said: that failure's text.
 
     given_up: nobody tries again, so that errors that a retry may cure are told, too. Raises what `tell` raises; that
     event is told again by the next call.
@@ -69,7 +72,12 @@ def tell_problems(pipeline: Pipeline, meta: Meta, tell: Callable[[ProblemEvent],
             for key, _, text in due[at:]:
                 meta.told.not_told(key, text)
             raise
-    return failed
+    return any(_explains(one, said) for one in problems.values())
+
+
+def _explains(one: Problem, said: str) -> bool:
+    """Whether a failure is of the problem: it has its words, or its code and place."""
+    return one.level is Level.FAILED and (one.what in said or bool(one.code) and one.code in said and one.where in said)
 
 
 def _key(one: Problem) -> str:

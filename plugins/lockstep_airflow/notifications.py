@@ -58,13 +58,12 @@ def _told_of(file: str, context: Context, *, given_up: bool) -> None:
     from lockstep_airflow.task_pipeline import opened
 
     pipeline, explained = config.load(Path(file)), False
-    tell = partial(_tell, pipeline, context)
+    tell, said = partial(_tell, pipeline, context), str(context.get("exception") or "its process was killed")
     try:
         with opened(file, context) as ready:
-            explained = tell_problems(ready.pipeline, ready.meta, tell, given_up=given_up)
+            explained = tell_problems(ready.pipeline, ready.meta, tell, given_up=given_up, said=said)
     finally:
         if given_up and not explained:  # meta does not answer, or does not know of it: rather each time than never
-            said = str(context.get("exception") or "its process was killed")
             tell(ProblemEvent.of_task(pipeline.pipeline, context["ti"].task_id, said))
 
 

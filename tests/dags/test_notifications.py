@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from cdc_core.errors import LockstepError
+from cdc_core import config
+from cdc_core.errors import LockstepError, Refused
+from cdc_core.meta import Meta
 from cdc_core.operations.problem_events import ProblemEvent
 from lockstep_airflow.notifications import callbacks
 from lockstep_airflow.pipelines import read_folder
@@ -92,7 +94,7 @@ def receive(problem: ProblemEvent) -> None:
 
 
 def test_a_failure_that_meta_does_not_know_of_is_told_each_time(write_pipeline: Callable[..., Path]) -> None:
-    """A defect, a process that was killed, or meta itself."""
+    """A defect, a process that was killed, or meta itself; beside an older failure that meta knows of, too."""
     notify = {"notify": [{"use": f"{__name__}:receive"}]}
     file = write_pipeline("shop", airflow=notify)
     away = write_pipeline("away", airflow=notify, meta={"url": f"sqlite:///{file}/meta.db"})
@@ -100,9 +102,16 @@ def test_a_failure_that_meta_does_not_know_of_is_told_each_time(write_pipeline: 
     context = task_context("merge") | {"exception": ValueError("broken")}
     for _ in range(2):
         callbacks(str(file))["on_failure_callback"](context)
+    known = Refused("It is full.", where="here", code="disk.full", remedy="make room")
+    pipeline = config.load(file)
+    with Meta.open(pipeline.meta.url, "shop") as meta:
+        meta.failures.keep("plan", "", known)
+    for said in ("plan failed: It is full.", "broken again"):
+        callbacks(str(file))["on_failure_callback"](context | {"exception": ValueError(said)})
     with pytest.raises(LockstepError):
         callbacks(str(away))["on_failure_callback"](context)
     callbacks(str(file))["on_success_callback"](context)
     assert [(one.pipeline, one.subject, one.what) for one in RECEIVED if one.level == "failed"] == [
-        ("shop", "merge", "broken"), ("shop", "merge", "broken"), ("away", "merge", "broken")
+        ("shop", "merge", "broken"), ("shop", "merge", "broken"), ("shop", "plan", "It is full."),
+        ("shop", "merge", "broken again"), ("away", "merge", "broken"),
     ]  # fmt: skip

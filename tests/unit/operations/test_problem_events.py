@@ -100,6 +100,22 @@ def test_runs_that_fail_one_after_the_other_by_the_same_error_are_one_problem(li
     assert told(line) == [("connection.unreachable", "It is away.", True)]
 
 
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("plan failed: It broke.\n  at   elsewhere", True),
+        ("plan failed: It broke otherwise.\n  at   somewhere\n  code connection.denied (refused)", True),
+        ("purge failed: It is full.\n  at   somewhere\n  code disk.full (retry)", False),
+        ("purge failed: Denied.\n  at   s3://lake\n  code connection.denied (refused)", False),
+        ("its process was killed", False),
+    ],
+)
+def test_an_older_problem_does_not_explain_another_failure(line: Line, said: str, known: bool) -> None:
+    fail(line, Refused)
+    for _ in range(2):
+        assert tell_problems(line.pipeline, line.meta, lambda event: None, given_up=True, said=said) is known
+
+
 def test_of_several_processes_at_once_one_tells(line: Line) -> None:
     fail(line, Refused)
     for solved in (False, True):
