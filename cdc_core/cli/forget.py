@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,13 +19,23 @@ def forget(
     call: PipelineCall,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A logical table.")],
     key: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--key",
             metavar="KEY",
             help="Of rows to erase: COLUMN=VALUE, with commas between columns, or a JSON object; may be repeated.",
         ),
-    ],
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", metavar="FILE", exists=True, dir_okay=False, help="Such keys, one a line."),
+    ] = None,
+    where: Annotated[
+        str,
+        typer.Option(
+            "--where", metavar="CONDITION", help="SQL: the rows that it was ever true of, in any staged change."
+        ),
+    ] = "",
     although_it_exists: Annotated[
         bool,
         typer.Option(
@@ -33,19 +44,22 @@ def forget(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show where the rows are.")] = False,
 ) -> None:
-    """Erase rows of people from staged files, files of runs, evidence and tombstones.
+    """Erase rows of people from staged files, files of runs, evidence, tombstones and lakes.
 
     \b
       lockstep forget shop shop.customers --key id=42 --dry-run
       lockstep forget shop shop.lines --key '{"order_id": 7, "line": 1}'
+      lockstep forget shop shop.customers --where "email = 'ann@example.org'" --dry-run
 
     The rows are deleted at the source before, and the deletes applied. Afterwards everything is read again, to prove
     that no row is left. After a kill, run the same command again. Exit codes: 0 no row is left; 3 nothing was erased.
     """
     from cdc_core.operations.forget.forgetting import forget as erase
 
+    lines = [] if keys is None else keys.read_text(encoding="utf-8").splitlines()
+    given = [*(key or ()), *(line for line in lines if line.strip())]
     with call.opened() as ready:
-        found = erase(ready, table, key, although_it_exists=although_it_exists, dry_run=dry_run)
+        found = erase(ready, table, given, where=where, although_it_exists=although_it_exists, dry_run=dry_run)
     places = [{"kind": one.kind, "where": one.where, "rows": one.rows} for one in found.places]
     document = {
         "table": table,

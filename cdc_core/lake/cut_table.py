@@ -4,7 +4,7 @@ so that a reader who finds a cut there finds its snapshots."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -105,22 +105,42 @@ def with_cut(table: Table, cut: Cut, said_of_run: Mapping[str, str], branch: str
 def prune(table: Table, runs: Collection[str], before_us: int) -> int:
     """Removes the rows of cuts that were published before a time, but for those of these runs; how many rows. Raises
     what the catalog raises."""
+
+    def kept(rows: pa.Table) -> pa.Table:
+        before = pa.scalar(before_us, pa.int64()).cast(rows.schema.field("published_at").type)
+        recent = pc.greater_equal(rows.column("published_at"), before)
+        return rows.filter(pc.or_(pc.is_in(rows.column("run"), pa.array(runs, pa.string())), recent))
+
+    return _change(table, kept)
+
+
+def inherit(table: Table, mirror: str, heirs: Mapping[int, int]) -> None:
+    """The cuts of a mirror have the heirs of its snapshots from now on. Raises what the catalog raises."""
+
+    def renewed(rows: pa.Table) -> pa.Table:
+        named = zip(rows.column("mirror").to_pylist(), rows.column("snapshot_id").to_pylist(), strict=True)
+        numbers = [heirs.get(number, number) if name == mirror else number for name, number in named]
+        place = rows.schema.get_field_index("snapshot_id")
+        return rows.set_column(place, rows.schema.field(place), pa.array(numbers, pa.int64()))
+
+    _change(table, renewed)
+
+
+def _change(table: Table, change: Callable[[pa.Table], pa.Table]) -> int:
+    """Publishes other rows instead of all that there are, if they are others; how many fewer."""
     last = next(iter(shown(table)), None)
     live, files = LiveFiles(table, head(table), _KEY), table_files(table, table.schema(), _KEY)
     parts = [part for one in live.files for part in live_rows(files, one, deleted_rows(files, one))]
     if last is None or not parts:
         return 0
     rows = pa.concat_tables(parts)
-    before = pa.scalar(before_us, pa.int64()).cast(rows.schema.field("published_at").type)
-    recent = pc.greater_equal(rows.column("published_at"), before)
-    stays = pc.or_(pc.is_in(rows.column("run"), pa.array(runs, pa.string())), recent)
-    kept = in_order(rows.filter(stays), _KEY)
-    if kept.num_rows < rows.num_rows:
-        change = FileChange(tuple(write_rows(files, kept)), frozenset(live.data))
-        made = snapshot_of(live, change, table.schema(), {name: said(last, name) for name in (RUN, PLAN)})
+    new = change(rows)
+    if not new.equals(rows):
+        due = FileChange(tuple(write_rows(files, in_order(new, _KEY))), frozenset(live.data))
+        made = snapshot_of(live, due, table.schema(), {name: said(last, name) for name in (RUN, PLAN)})
         updates = AddSnapshotUpdate(snapshot=made.listed(table)), pointing(MAIN, made.number)
         commit(table.catalog, [TableCommit(table, (at_main(head(table)),), updates)])
-    return int(rows.num_rows - kept.num_rows)
+    return int(rows.num_rows - new.num_rows)
 
 
 def _rows(cut: Cut, schema: pa.Schema) -> pa.Table:

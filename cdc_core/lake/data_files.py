@@ -187,7 +187,7 @@ def deleted_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
 def flagged_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
     """The positions of the rows of a data file that say that they are deleted."""
     found = BitMap()
-    with OpenFile(files, file) as opened:
+    with OpenFile(files, file.path) as opened:
         for group in opened.groups:
             flags = np.asarray(opened.read(group, [DELETED]).column(0))
             found |= BitMap((np.flatnonzero(flags) + int(opened.starts[group])).astype(np.uint32))
@@ -197,9 +197,9 @@ def flagged_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
 class OpenFile:
     """A data file that is read."""
 
-    def __init__(self, files: KeyedFiles, file: LiveFile) -> None:
-        self._files, self.file = files, file
-        self._source = files.io.new_input(file.path).open()
+    def __init__(self, files: KeyedFiles, path: str) -> None:
+        self._files = files
+        self._source = files.io.new_input(path).open()
         self._parquet = pq.ParquetFile(self._source)
         self._names = {
             int(field.metadata[_FIELD_ID]): field.name
@@ -246,7 +246,7 @@ class OpenFile:
 
 def live_rows(files: KeyedFiles, file: LiveFile, gone: BitMap, names: Sequence[str] = ()) -> Iterator[pa.Table]:
     """The rows of a file without those at these positions. names: of columns; () for all."""
-    with OpenFile(files, file) as opened:
+    with OpenFile(files, file.path) as opened:
         for group in opened.groups:
             start, end = int(opened.starts[group]), int(opened.starts[group + 1])
             if len(positions_in(gone, start, end)) < end - start:

@@ -12,7 +12,8 @@ Two maintenances at once, or one beside a run, are safe: each commit requires th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow.fs as pa_fs
@@ -117,36 +118,44 @@ def _kept(table: Table, refs: Iterable[str], tags: Mapping[str, int], now_us: in
     return kept
 
 
-def files_of(table: Table, snapshots: Sequence[Snapshot]) -> set[str]:
-    """Every file that these snapshots name: lists, manifests, data and deletes."""
+def files_of(table: Table, snapshots: Sequence[Snapshot], *, whole: bool = True) -> set[str]:
+    """Every file that these snapshots name: lists, manifests, data and deletes. whole: raises FileNotFoundError where a
+    list or a manifest is missing; otherwise, what is left of them counts."""
     found: set[str] = set()
+    excused = () if whole else (FileNotFoundError,)
     for snapshot in snapshots:
         found.add(snapshot.manifest_list)
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in found:
-                found.add(manifest.manifest_path)
-                entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-                found |= {entry.data_file.file_path for entry in entries}
+        with suppress(*excused):
+            for manifest in snapshot.manifests(table.io):
+                if manifest.manifest_path not in found:
+                    found.add(manifest.manifest_path)
+                    with suppress(*excused):
+                        entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+                        found |= {entry.data_file.file_path for entry in entries}
     return found
 
 
 def remove_orphans(table: Table, now_us: int) -> int:
-    """Removes the files of the table's folder that nothing names, if they are old; how many. Only where no other table
-    has this folder, and the storage can be listed."""
+    """Removes the files of the table's folder that nothing names, if they are old; how many. As `unnamed_files`."""
+    old = [path for path, written_us in unnamed_files(table) if now_us - written_us > ORPHAN_AGE_US]
+    for path in old:
+        table.io.delete(path)
+    return len(old)
+
+
+def unnamed_files(table: Table, *, whole: bool = True) -> Iterator[tuple[str, int]]:
+    """The files of the table's folder that nothing names, and when each was written, µs UTC. None where another table
+    may have the folder too, or the storage cannot be listed. whole: as in `files_of`."""
     own = table.properties.get(FOLDER)
     if own is None or not table.location().endswith(f"/{own}") or not isinstance(table.io, PyArrowFileIO):
-        return 0
+        return
     scheme, netloc, folder = PyArrowFileIO.parse_location(table.location(), table.io.properties)
     storage = table.io.fs_by_scheme(scheme, netloc)
-    named = files_of(table, table.metadata.snapshots) | {one.metadata_file for one in table.metadata.metadata_log}
-    named |= {table.metadata_location}
+    named = files_of(table, table.metadata.snapshots, whole=whole)
+    named |= {table.metadata_location, *(one.metadata_file for one in table.metadata.metadata_log)}
     named |= {one.statistics_path for one in (*table.metadata.statistics, *table.metadata.partition_statistics)}
     kept = {PyArrowFileIO.parse_location(one, table.io.properties)[2] for one in named}
-    removed = 0
     selector = pa_fs.FileSelector(folder, recursive=True, allow_not_found=True)
     for info in storage.get_file_info(selector):
-        old = info.mtime is not None and now_us - info.mtime_ns // 1000 > ORPHAN_AGE_US
-        if info.type == pa_fs.FileType.File and old and info.path not in kept:
-            storage.delete_file(info.path)
-            removed += 1
-    return removed
+        if info.type == pa_fs.FileType.File and info.path not in kept and info.mtime is not None:
+            yield table.location() + info.path.removeprefix(folder), info.mtime_ns // 1000

@@ -105,7 +105,7 @@ def held_rows(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> He
     for number, one in enumerate(live):
         if _apart(span, (one.low, one.high)):
             continue
-        with OpenFile(files, one) as opened:
+        with OpenFile(files, one.path) as opened:
             gone: Numbers | None = None
             for group in opened.groups:
                 if _apart(span, opened.span(group, first)):
@@ -136,7 +136,7 @@ def rows_at(files: KeyedFiles, live: Sequence[LiveFile], file: Numbers, row: Num
     owners: list[Numbers] = []
     for number in np.unique(file).tolist():
         mine = np.flatnonzero(file == number)
-        with OpenFile(files, live[number]) as opened:
+        with OpenFile(files, live[number].path) as opened:
             group_of = np.searchsorted(opened.starts, row[mine], "right") - 1
             for group in np.unique(group_of).tolist():
                 here = mine[group_of == group]

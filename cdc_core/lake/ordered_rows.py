@@ -157,7 +157,7 @@ class SnapshotRows:
             size_bytes -= self._kept.popitem(last=False)[1].nbytes
 
     def _read(self, group: _Group, names: Sequence[str]) -> pa.Table:
-        with OpenFile(self._files, self._live[group.file]) as opened:
+        with OpenFile(self._files, self._live[group.file].path) as opened:
             rows = opened.read(group.number, names)
             return without(rows, int(opened.starts[group.number]), self._gone_of(group.file))
 
@@ -173,19 +173,33 @@ class SnapshotRows:
     def _groups(self) -> list[_Group]:
         found = []
         for number, one in enumerate(self._live):
-            with OpenFile(self._files, one) as opened:
-                found += [_Group(number, group, *self._bounds(opened, group)) for group in opened.groups]
+            with OpenFile(self._files, one.path) as opened:
+                found += [_Group(number, group, *_bounds(self._files, opened, group)) for group in opened.groups]
         return found
 
-    def _bounds(self, opened: OpenFile, group: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The least and the greatest value of each column: no key comes before, or after, all of them together."""
-        low: list[Any] = []
-        high: list[Any] = []
-        for name in self._files.key:
-            span = opened.span(group, name)
-            if span is None:
-                break
-            least, most = comparable(pa.array(span, self._files.columns.field(name).type)).to_pylist()
-            low.append(least)
-            high.append(most)
-        return tuple(low), tuple(high)
+
+def wanted_rows(files: KeyedFiles, path: str, mask: Mask, apart: Apart) -> BitMap:
+    """The positions of the wanted rows of a file, whether they are deleted or not."""
+    found = BitMap()
+    with OpenFile(files, path) as opened:
+        for group in opened.groups:
+            low, high = _bounds(files, opened, group)
+            if not (low and apart(low, high)):
+                here = np.flatnonzero(mask(opened.read(group, files.key))) + int(opened.starts[group])
+                found |= BitMap(here.astype(np.uint32))
+    return found
+
+
+def _bounds(files: KeyedFiles, opened: OpenFile, group: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The least and the greatest value of each column of the key in a row group: no key comes before, or after, all of
+    them together."""
+    low: list[Any] = []
+    high: list[Any] = []
+    for name in files.key:
+        span = opened.span(group, name)
+        if span is None:
+            break
+        least, most = comparable(pa.array(span, files.columns.field(name).type)).to_pylist()
+        low.append(least)
+        high.append(most)
+    return tuple(low), tuple(high)

@@ -11,8 +11,9 @@ import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException
@@ -35,6 +36,7 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
     TableUpdate,
 )
+from pyiceberg.types import NestedField
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.lake.catalogs import name_of
@@ -112,15 +114,21 @@ class LiveFiles:
 
     def _live(self, entry: ManifestEntry, deletes: Sequence[ManifestEntry]) -> LiveFile:
         file, field = entry.data_file, latest_schema(self.table).find_field(self.key[0])
-        low, high = (
-            from_bytes(field.field_type, bound) if (bound := (each or {}).get(field.field_id)) else None  # type: ignore[arg-type]
-            for each in (file.lower_bounds, file.upper_bounds)
-        )
+        low, high = bounds_of(entry, field)
         deleted = sum(one.data_file.record_count for one in deletes if path_of_deletes(one.data_file))
         paths = tuple(one.data_file.file_path for one in deletes)
         keyless = bool((file.null_value_counts or {}).get(field.field_id, 1))
         size, groups = file.file_size_in_bytes, len(file.split_offsets or ()) or 1
         return LiveFile(file.file_path, file.record_count, size, groups, deleted, paths, low, high, keyless)
+
+
+def bounds_of(entry: ManifestEntry, field: NestedField) -> tuple[Any, Any]:
+    """Not above and not below any value of a column, in Iceberg's form; None where the manifest does not say."""
+    low, high = (
+        from_bytes(field.field_type, bound) if (bound := (each or {}).get(field.field_id)) else None  # type: ignore[arg-type]
+        for each in (entry.data_file.lower_bounds, entry.data_file.upper_bounds)
+    )
+    return low, high
 
 
 def _not_older(deletes: Iterable[ManifestEntry], file: ManifestEntry) -> Iterator[ManifestEntry]:
@@ -144,10 +152,12 @@ def foreign(table: Table, snapshot: Snapshot | None, what: str) -> DataAtRisk:
 @dataclass(frozen=True, slots=True)
 class FileChange:
     """What a new snapshot does to the files of another one: files that are added, and data files that go, with all
-    deletes that are theirs alone."""
+    deletes that are theirs alone. unnamed: the snapshot does not say which ones go, because that has values of their
+    rows."""
 
     added: tuple[NewFile, ...] = ()
     removed: frozenset[str] = frozenset()
+    unnamed: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed)
@@ -195,9 +205,9 @@ def snapshot_of(live: LiveFiles, change: FileChange, schema: Schema, properties:
     renewed = {one.deletes_of for one in change.added if one.deletes_of} | change.removed
     gone = {path for path, one in live.deletes.items() if path_of_deletes(one.data_file) in renewed}
     data = [_entry(number, one) for one in change.added if not one.deletes_of]
-    data += _kept(number, live.data, change.removed)
+    data += _kept(number, live.data, change.removed, unnamed=change.unnamed)
     deletes = [_entry(number, one) for one in change.added if one.deletes_of]
-    deletes += _kept(number, live.deletes, gone)
+    deletes += _kept(number, live.deletes, gone, unnamed=change.unnamed)
     provider, manifests = table.location_provider(), list[ManifestFile]()
     for kind, entries in ((ManifestWriterV2, data), (_ManifestOfDeletes, deletes)):
         if entries:
@@ -218,8 +228,12 @@ def _entry(number: int, file: NewFile) -> ManifestEntry:
     )
 
 
-def _kept(number: int, entries: Mapping[str, ManifestEntry], gone: Collection[str]) -> Iterator[ManifestEntry]:
+def _kept(
+    number: int, entries: Mapping[str, ManifestEntry], gone: Collection[str], *, unnamed: bool
+) -> Iterator[ManifestEntry]:
     for path, one in entries.items():
+        if path in gone and unnamed:
+            continue
         yield ManifestEntry.from_args(
             status=ManifestEntryStatus.DELETED if path in gone else ManifestEntryStatus.EXISTING,
             snapshot_id=number if path in gone else one.snapshot_id,
@@ -267,6 +281,11 @@ def _summary(data: Sequence[ManifestEntry], deletes: Sequence[ManifestEntry], pr
     if not any(name in figures for name in ("deleted-data-files", "added-delete-files", "removed-delete-files")):
         operation = Operation.APPEND
     return Summary(operation, **{name: str(figure) for name, figure in figures.items()}, **properties)
+
+
+def as_compaction(made: NewSnapshot) -> NewSnapshot:
+    """The snapshot as one that changes no values: runs under way begin again."""
+    return replace(made, summary=Summary(Operation.REPLACE, **made.summary.additional_properties))
 
 
 def on_branch(made: NewSnapshot, branch: str) -> None:

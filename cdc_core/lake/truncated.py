@@ -30,7 +30,7 @@ from cdc_core.model.version import VERSION_COLUMN, decode, newer_or_equal_each, 
 def removed_by(files: KeyedFiles, file: LiveFile, truncates: Sequence[bytes]) -> BitMap:
     """The positions of the present rows of a file that truncates of these versions remove."""
     found = BitMap()
-    with OpenFile(files, file) as opened:
+    with OpenFile(files, file.path) as opened:
         for group in opened.groups:
             versions = whole(opened.read(group, [VERSION_COLUMN]).column(0))
             older = np.zeros(len(versions), bool)
@@ -77,7 +77,7 @@ def truncates_in(files: KeyedFiles, live: Sequence[LiveFile]) -> dict[bytes, tup
         if not one.keyless:
             continue
         gone = deleted_rows(files, one) if one.deletes else BitMap()
-        with OpenFile(files, one) as opened:
+        with OpenFile(files, one.path) as opened:
             for group in opened.groups:
                 rows = opened.read(group, [files.key[0], VERSION_COLUMN])
                 for at in np.flatnonzero(np.asarray(whole(rows.column(0).is_null()))).tolist():

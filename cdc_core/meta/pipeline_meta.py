@@ -20,6 +20,7 @@ from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.meta.coverages import Coverages
 from cdc_core.meta.cutovers import Cutovers
 from cdc_core.meta.database import Database, absent, now_us, parse, require_file
+from cdc_core.meta.kept_errors import KeptErrors
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.ledgers import Ledgers
 from cdc_core.meta.meta_rows import Lease
@@ -64,6 +65,7 @@ class Meta:
         # What a person watches and decides.
         self.failures = TaskFailures(database)
         self.told = ToldProblems(database)
+        self.errors = KeptErrors(database)
         self.verifications = Verifications(database)
         self.rollouts = Rollouts(database)
         self.cutovers = Cutovers(database)

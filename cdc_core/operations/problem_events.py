@@ -77,7 +77,9 @@ def tell_problems(
 
 def _explains(one: Problem, said: str) -> bool:
     """Whether a failure is of the problem: it has its words, or its code and place."""
-    return one.level is Level.FAILED and (one.what in said or bool(one.code) and one.code in said and one.where in said)
+    return one.level is Level.FAILED and (
+        one.what in said or (bool(one.code) and one.code in said and one.where in said)
+    )
 
 
 def _key(one: Problem) -> str:

@@ -8,7 +8,8 @@ Whoever finds a prepared cut whose snapshot readers see, completes it: its publi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from cdc_core.model.cut import Cut
 from cdc_core.model.paths import segment
@@ -40,6 +41,17 @@ def complete(store: ObjectStore, target: str, published: Collection[int], *, bef
             store.put(f"{_folder(cut.target)}{cut.made_us:017d}-{segment(cut.run_id)}.json", cut.to_bytes())
         if seen or cut.made_us < before_us:
             store.delete(path)
+
+
+def inherit(store: ObjectStore, target: str, mirror: str, heirs: Mapping[int, int]) -> None:
+    """The cuts of a mirror have the heirs of its snapshots from now on. mirror: its name. Raises as `newest_first`."""
+    for path, cut in newest_first(store, target):
+        tables = tuple(
+            replace(one, snapshot=heirs.get(one.snapshot, one.snapshot)) if one.name == mirror and one.snapshot else one
+            for one in cut.tables
+        )
+        if tables != cut.tables:
+            store.put(path, replace(cut, tables=tables).to_bytes())
 
 
 def newest_first(store: ObjectStore, target: str) -> Iterator[tuple[str, Cut]]:

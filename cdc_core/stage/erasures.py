@@ -2,14 +2,14 @@
 that has ended. Those that have ended may be many, and nobody needs to read them all.
 
 A record says how many keys of which table were to be erased, and has a digest of them: whoever has the keys can tell
-that they are meant, and nobody can read them from it. Until it has ended, meta and the stage may differ, and no run is
-planned.
+that they are meant, and nobody can read them from it once it has ended. Until then meta and the stage may differ, and
+no run is planned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc_core.errors import LeaseHeld
 from cdc_core.model.batch import MANIFEST_VERSION
@@ -25,7 +25,8 @@ ID_CHARS = 16
 class Erasure:
     """pipeline, table: whose rows. keys: how many. keys_sha256: of the table and the keys. rows: staged rows that were
     erased. begun_us, ended_us: µs UTC, by meta's clock; 0 until it has ended. whole: False for one that a later erasure
-    has ended: rows of its keys may be left."""
+    has ended: rows of its keys may be left. condition: a digest of the one that the keys were found by; "" for none.
+    found: these keys until it has ended, because those whose rows are gone are found by nothing else."""
 
     pipeline: str
     table: str
@@ -35,6 +36,8 @@ class Erasure:
     ended_us: TimeUs = 0
     rows: Natural = 0
     whole: bool = True
+    condition: str = ""
+    found: tuple[str, ...] = ()
 
     @property
     def request(self) -> str:
@@ -49,7 +52,8 @@ class Erasure:
         store.delete(erasure_path(self.request))
 
     def end(self, store: ObjectStore) -> None:
-        store.put(erasure_path(self.request, ended=True), dumped(self, version=MANIFEST_VERSION, indent=1))
+        ended = dumped(replace(self, found=()), version=MANIFEST_VERSION, indent=1)
+        store.put(erasure_path(self.request, ended=True), ended)
         store.delete(erasure_path(self.request))
 
 

@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page, StorageState, expect, sync_playwright
+from pyiceberg.catalog import load_catalog
 
 from cdc_core import config
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Meta
 from examples.sandbox import browser
+from examples.sandbox.mariadb import MariaDb
+from examples.shop.airflow_env import REPOSITORY
 from tests.dags import made_pipelines
 from tests.dags.airflow_server import FEW_LOOKS, AirflowServer, Run, serving
 from tests.dags.made_pipelines import ALERT
+from tests.lab.databases import own_database
+from tests.lab.pipeline_file import pipeline_document, pipeline_text
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -33,18 +38,70 @@ PAGE_PATIENCE_S = 120
 """How long a page may take; less than the test's own limit, so that a failure says what is missing."""
 USERS = {"operator": "op", "looker": "viewer"}
 """Names and roles in Airflow's own login."""
+BUNDLE = "airflow.dag_processing.bundles.local.LocalDagBundle"
+OF_OTHERS = """
+from datetime import datetime
+from airflow.sdk import dag, task
+from lockstep.airflow import pipeline_tasks
+
+@dag(schedule=None, start_date=datetime(2026, 1, 1))
+def nightly():
+    @task
+    def prepare():
+        print("PREPARED")
+
+    @task(trigger_rule="none_failed")
+    def report():
+        print("REPORTED")
+
+    prepare() >> pipeline_tasks("books.yaml") >> report()
+
+nightly()
+"""
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowServer]:
-    """An Airflow with the pipeline `shop`, whose replay is switched on."""
+def books(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) -> Iterator[Path]:
+    """A folder of somebody else: a DAG, and the pipeline of a database of theirs, with a lake."""
+    folder = tmp_path_factory.mktemp("others")
+    catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": (folder / "warehouse").as_uri()}
+    lake = {"name": "lake", "kind": "iceberg", "namespace": "books", "tables": {"*": {}}, "catalog": catalog}
+    with own_database(mariadb) as name:
+        (place,) = mariadb.run("SHOW MASTER STATUS")
+        file, offset = place[:2]
+        source = {
+            "connection": "airflow:books_db", "read_timeout_s": 5,
+            "start": {"position": {"file": file, "offset": offset}},
+        }  # fmt: skip
+        rows = "SELECT seq, seq % 7 FROM seq_1_to_40"
+        mariadb.run("CREATE TABLE t (id BIGINT PRIMARY KEY, v INT)", f"INSERT INTO t {rows}", database=name)
+        document = pipeline_document(
+            folder, name, source=source, pipeline="books", routes="[]", targets=[lake],
+            airflow={"sensor": "poke", "poke_interval_s": 1},
+        )  # fmt: skip
+        (folder / "books.yaml").write_text(pipeline_text(document))
+        (folder / "nightly.py").write_text(OF_OTHERS)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory, books: Path, mariadb: MariaDb) -> Iterator[AirflowServer]:
+    """An Airflow with the pipeline `shop`, whose replay is switched on, and with the DAGs of somebody else."""
     folder = tmp_path_factory.mktemp("browser")
     (folder / "pipelines").mkdir()
     line = made_pipelines.staged(made_pipelines.write(folder / "pipelines", folder, tables="on_unreadable: isolate"))
     line.meta.leases.release(line.leases["shop_db"])
     line.meta.close()
     users = ",".join(f"{user}:{role}" for user, role in USERS.items())
-    with serving(folder, {}, AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS=users, **FEW_LOOKS) as server:
+    bundles = [
+        {"name": name, "classpath": BUNDLE, "kwargs": {"path": str(path)}}
+        for name, path in (("lockstep", REPOSITORY / "dags"), ("others", books))
+    ]
+    options = FEW_LOOKS | {
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": users,
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
+    }
+    with serving(folder, {"books_db": mariadb.url}, **options) as server:
         server.wait_for_dag(REPLAY)
         server.switch_on(REPLAY)
         yield server
@@ -159,6 +216,33 @@ def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_l
     seen.get_by_role("link", name="ledger by table, and checks").last.click()
     expect(seen.get_by_role("cell", name="1,234")).to_have_count(3)
     expect(seen.get_by_role("img", name="winners 1,234")).to_be_visible()
+    assert visit.trouble == []
+
+
+def test_a_dag_of_somebody_else_with_a_group_of_our_tasks_is_started_and_green(
+    log_in: Callable[[str], Visit], books: Path
+) -> None:
+    visit = log_in("operator")
+    visit.airflow.wait_for_dag("nightly")
+    visit.airflow.switch_on("nightly")
+    page = visit.page
+    visit.go("/dags/nightly")
+    page.get_by_test_id("trigger-dag-button").click()
+    page.get_by_role("dialog").get_by_role("button", name="Trigger").click()
+    page.get_by_role("dialog").wait_for(state="hidden")
+    (made,) = visit.airflow.runs("nightly")
+    run = Run(visit.airflow, "nightly", made["dag_run_id"])
+    run.wait()
+    visit.go(f"/dags/nightly/runs/{run.run_id}")
+    for name in ("prepare", "books", "report"):
+        expect(page.get_by_role("link", name=name).first).to_be_visible()
+    expect(page.get_by_text("Success").first).to_be_visible()
+    states = run.states()
+    assert (set(states.values()), len(states)) == ({"success"}, 8), states
+    catalog = load_catalog(
+        "lake", type="sql", uri=f"sqlite:///{books}/catalog.db", warehouse=(books / "warehouse").as_uri()
+    )
+    assert sorted(catalog.load_table("books.t").scan().to_arrow()["id"].to_pylist()) == list(range(1, 41))
     assert visit.trouble == []
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.typedef import Record
 from typer.testing import CliRunner
 
 from cdc_core.cli.app import app
@@ -60,7 +63,7 @@ def change(origin: Origin) -> None:
 
 
 def written(directory: Path) -> Iterator[tuple[str, bytes]]:
-    """All that lies there: Parquet with its values decoded, and the rest as it is."""
+    """All that lies there: Parquet and Avro with their values decoded, and the rest as it is."""
     for path in sorted(one for one in directory.rglob("*") if one.is_file()):
         yield f"name of {path}", str(path).encode()
         yield str(path), path.read_bytes()
@@ -69,6 +72,9 @@ def written(directory: Path) -> Iterator[tuple[str, bytes]]:
             yield f"{path}: schema", str(file.schema_arrow.metadata).encode() + str(file.schema_arrow).encode()
             rows = file.read().to_pylist()
             yield f"{path}: rows", str(rows).encode()
+        if path.suffix == ".avro":
+            with AvroFile[Record](PyArrowFileIO().new_input(str(path))) as records:
+                yield f"{path}: records", str(list(records)).encode()
 
 
 def seen(texts: Iterator[tuple[str, bytes]], *marks: str) -> list[str]:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
+from itertools import chain
 from typing import Any
 
 import pytest
 
+from cdc_core.errors import DataAtRisk
+from cdc_core.operations.lake.maintain import maintain
+from cdc_core.stage.cuts import newest_first
 from tests.integration.test_canaries import seen, written
 from tests.lab.verified import Verified
 
-CANARY = "c4n4ry"
+CANARY, LAKE = "c4n4ry", "lake"
 OLD, NEW = f"{CANARY}-old@example.org", f"{CANARY}-new@example.org"
 
 
 def live(run: Verified) -> None:
     """Rows that were copied, changed, set aside by the target, and found to differ; then one person is deleted."""
+    with_lake(run)
     columns = "email VARCHAR(60), part INT, note VARCHAR(60), PRIMARY KEY (email, part)"
     run.source(f"CREATE TABLE people ({columns})")
     run.target(f"CREATE TABLE people ({columns}, CONSTRAINT short CHECK (note <> '{CANARY}-refused'))")
@@ -40,11 +47,36 @@ def live(run: Verified) -> None:
     run.source(f"DELETE FROM people WHERE email = '{NEW}'")
 
 
+def with_lake(run: Verified) -> None:
+    """Beside the target, a lake. What is in its catalog and its warehouse is in the folder, too."""
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{run.folder}/lake.db",
+        "warehouse": (run.folder / "warehouse").as_uri(),
+    }
+    lake = {"name": LAKE, "kind": "iceberg", "namespace": "shop", "tables": {"*": {}}, "catalog": catalog}
+    (copy,) = run.pipeline.targets
+    run.change(targets=[copy.model_dump(mode="json", exclude_unset=True), lake])
+
+
+def at_cuts(run: Verified) -> list[list[dict[str, Any]]]:
+    """The rows of the mirror at each cut, as its readers find them; without those of the person."""
+    with run.opened.catalogs as catalogs:
+        catalog = catalogs.of(run.pipeline.targets[1])
+        mirror = catalog.load_table("shop.people")
+        cuts = [cut.tables[0].snapshot for _, cut in newest_first(run.store, LAKE) if cut.tables]
+        shown = catalog.load_table("shop.lockstep_cuts").scan().to_arrow()["snapshot_id"].to_pylist()
+        assert sorted(map(str, shown)) == sorted(map(str, cuts))
+        found = [mirror.scan(snapshot_id=one).to_arrow().sort_by("email").to_pylist() for one in cuts if one]
+    return [[row for row in rows if CANARY not in row["email"]] for rows in found]
+
+
 def places(run: Verified) -> list[str]:
     """Where values are, also as the digits that keys have in literals."""
-    run.meta.close()  # the log of a database has what was deleted, until it is written back
-    del run.__dict__["meta"]
-    return seen(written(run.folder), CANARY, CANARY.encode().hex().upper())
+    files = ((place, text) for place, text in written(run.folder) if "/meta.db" not in place)
+    with closing(sqlite3.connect(run.folder / "meta.db")) as meta:  # whose free pages keep what was there
+        dump = "\n".join(meta.iterdump())
+    return seen(chain(files, [("meta", dump.encode())]), CANARY, CANARY.encode().hex().upper())
 
 
 @pytest.mark.spark
@@ -62,16 +94,26 @@ def test_after_an_erasure_no_value_of_the_rows_is_on_the_stage_in_meta_or_in_a_t
     run.ok("run")
     assert run("forget", "people", *keys[:2]).document["error"]["code"] == "stage.key"
 
+    assert maintain(run.opened, run.pipeline.targets[1]).problems == ()
+    failed = DataAtRisk(f"No place for {OLD}.", where=f"({NEW}, 1)", code="target.row_error", remedy=f"look at {NEW}")
+    run.meta.failures.keep("repair", "copy", failed)
+    cuts = at_cuts(run)
+    assert len(cuts) == 4
     listed = run.ok("forget", "people", *keys, "--dry-run")
     kinds = {place["kind"] for place in listed["places"]}
-    assert kinds == {"staged", "copied", "run", "evidence", "tombstone"}
+    assert kinds == {"staged", "copied", "run", "evidence", "tombstone", "lake file", "lake snapshot", "error"}
     assert places(run)
     assert CANARY in str(run.target("SELECT * FROM _lockstep_tombstone_people"))
     done = run.ok("forget", "people", *keys)
     assert done["places"] == listed["places"]
+    assert CANARY not in str(done)
 
     assert places(run) == []
+    (kept,) = (one for one in run.meta.failures.find() if one.task == "repair")
+    assert (kept.what, kept.code) == ("No place for ….", "target.row_error")
+    run.meta.failures.clear("repair", "copy")
     assert CANARY not in str(run.target("SELECT * FROM _lockstep_tombstone_people"))
+    assert at_cuts(run) == cuts
     run.assert_intact()
     assert run.state("people", "email", "note") == before
     assert run.ok("verify")["equal"] is True

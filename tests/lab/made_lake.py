@@ -84,9 +84,11 @@ class MadeLake:
         key: Sequence[str] = ("id",),
         *,
         flagged: bool = False,
+        logical: str = LOGICAL,
+        owner: str = PIPELINE,
     ) -> None:
         self.row, self.key = [pa.field(*one) for one in columns], tuple(key)
-        self.rule = MirrorRule(LOGICAL, PIPELINE, self.key, flagged)
+        self.rule = MirrorRule(logical, owner, self.key, flagged)
         (folder / "warehouse").mkdir(exist_ok=True)
         self.catalog = SqlCatalog(
             "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=(folder / "warehouse").as_uri()

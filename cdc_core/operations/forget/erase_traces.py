@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cdc_core.config import MysqlTarget, Pipeline
+from cdc_core.config import MysqlTarget, Pipeline, Target
 from cdc_core.errors import Refused
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.apply.table_rules import key_of
@@ -37,18 +37,18 @@ class TargetTraces:
             forget_version(self.shape, self.side.shards[one.shard], Held(one.shard, one.key, None, one.tombstone))
 
 
-def require_no_lake(pipeline: Pipeline, table: str) -> None:
-    """Raises Refused (config.table_rule)."""
-    for target in pipeline.targets:
-        if not isinstance(target, MysqlTarget) and target.table(table) is not None:
-            raise Refused(
-                f"{table} has a mirror in the lake {target.name!r}, whose snapshots and tags would keep the rows: "
-                "Lockstep does not erase rows from a lake.",
-                where=f"targets.{target.name}.tables",
-                code="config.table_rule",
-                remedy="delete the rows from the lake's table by its own engine, and expire all of its snapshots and "
-                "tags; take the table out of this target's `tables`; then erase the rows here",
-            )
+def key_at(target: Target, keys: ErasedKeys, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
+    """The key of the table at a target, which must be that of its staged changes. Raises Refused (stage.key)."""
+    key = key_of(target, keys.table, schemas)
+    if [name.lower() for name in key] != [name.lower() for name in keys.key]:
+        raise Refused(
+            f"The target {target.name!r} identifies rows of {keys.table} by ({', '.join(key)}), and the staged "
+            f"changes do by ({', '.join(keys.key)}).",
+            where=f"targets.{target.name}.tables.{keys.table}.key",
+            code="stage.key",
+            remedy="leave out `key` in the target's rule, if the source's key identifies its rows too",
+        )
+    return key
 
 
 def find_traces(
@@ -58,15 +58,7 @@ def find_traces(
     for target in pipeline.targets:
         if not isinstance(target, MysqlTarget) or target.table(keys.table) is None:
             continue
-        key = key_of(target, keys.table, schemas)
-        if [name.lower() for name in key] != [name.lower() for name in keys.key]:
-            raise Refused(
-                f"The target {target.name!r} identifies rows of {keys.table} by ({', '.join(key)}), and the staged "
-                f"changes do by ({', '.join(keys.key)}).",
-                where=f"targets.{target.name}.tables.{keys.table}.key",
-                code="stage.key",
-                remedy="leave out `key` in the target's rule, if the source's key identifies its rows too",
-            )
+        key = key_at(target, keys, schemas)
         use = TableUse(key=key, pipeline=pipeline.pipeline)  # as a writer: a fence refuses before anything is erased
         side = ServerSide.opened(target, keys.table, schemas, use, sessions)
         shape = shape_of(side, schemas, schemas)

@@ -7,6 +7,8 @@ the keys to another key is about both: erased alone it would leave the other key
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +23,8 @@ from cdc_core.history.events import LOST
 from cdc_core.history.rule import TableRule
 from cdc_core.model.batch import Part
 from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES, Column, TableSchema
-from cdc_core.model.staged_columns import OP, ROW, SEQ, TRUNCATE
+from cdc_core.model.staged_columns import BEFORE, OP, ROW, SEQ, TRUNCATE
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.repair.repaired_keys import LOOKED_UP
 from cdc_core.operations.verify.canonical import canonical_text, key_text, row_texts, values_of
 from cdc_core.operations.verify.verify_job import digest
@@ -31,7 +34,14 @@ from cdc_core.stage.staged_events import FileOfEvents, file_events
 from cdc_core.stage.table_files import GIVE_KEY, TableFiles, require_key
 from cdc_core.stage.unify import latest_definitions
 
+log = logging.getLogger(__name__)
+
 _INEXACT = frozenset({"float", "double"})
+_DIGITS = dict.fromkeys(("decimal", "datetime", "timestamp", "time"), r"(?:\.0+)?")
+_LONG = 6
+"""Characters of a value that no other text has by chance."""
+CUT = "…"
+"""After a key that is too long for an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,31 @@ class ErasedKeys:
         require_key(self.table, self.key, lost)
         return ChangesFound(frozenset(places), frozenset(keys), frozenset(others))
 
+    @cached_property
+    def _values(self) -> list[tuple[str, str]]:
+        """Each value of a key, and what may follow it in texts, by a scale or by fractions of a second."""
+        found = {
+            (value, _DIGITS.get(column.type.base, ""))
+            for text in self.texts
+            for column, value in zip(self.columns, values_of(text), strict=True)
+            if value
+        }
+        return sorted(found, key=lambda one: (-len(one[0]), one))
+
+    def without_values(self, text: str) -> str:
+        """A text for people, without values of the keys: also where they are cut, or written as digits of their bytes.
+        Short ones count as words only."""
+        for value, digits in self._values:
+            if value in text:
+                end = "0*" if digits and "." in value else digits
+                bounds = (r"(?<![\w/:.-])", r"(?![\w/:-]|\.\w)") if len(value) < _LONG else ("", "")
+                text = re.sub(f"{bounds[0]}{re.escape(value)}{end}{bounds[1]}", CUT, text)
+            if len(value) >= _LONG:
+                text = text.replace(value.encode().hex().upper(), CUT)
+                for length in range(len(value) - 1, _LONG - 1, -1) if CUT in text else ():
+                    text = text.replace(value[:length] + CUT, CUT)
+        return text
+
     def rows_among(self, rows: pa.RecordBatch) -> int:
         """How many rows of a run's file have one of the keys."""
         return int(pc.sum(pc.is_in(row_texts(rows, self.columns), value_set=self.wanted)).as_py() or 0)
@@ -118,8 +153,8 @@ def _places(rows: pa.RecordBatch) -> Iterator[Place]:
     return zip(rows.column(SEQ).to_pylist(), rows.column(ROW).to_pylist(), strict=True)
 
 
-def keys_of(files: TableFiles, given: Sequence[str]) -> ErasedKeys:
-    """given: as `--key` has them. Raises UsageError (usage.argument), Refused (stage.key)."""
+def key_columns(files: TableFiles) -> tuple[Column, ...]:
+    """The columns by which rows can be erased. Raises Refused (stage.key)."""
     different, name = files.keys_differ(), files.table
     if different:
         raise Refused(f"{name} has no key: {different}.", where=name, code="stage.key", remedy=GIVE_KEY)
@@ -144,7 +179,42 @@ def keys_of(files: TableFiles, given: Sequence[str]) -> ErasedKeys:
                 code="stage.key",
                 remedy="give the table a key of another type",
             )
-    return ErasedKeys(name, columns, frozenset(_text(one, columns) for one in given))
+    return columns
+
+
+def texts_of(given: Sequence[str], columns: Sequence[Column]) -> frozenset[str]:
+    """given: keys as `--key` has them. Raises UsageError (usage.argument)."""
+    return frozenset(_text(one, columns) for one in given)
+
+
+def texts_where(opened: OpenPipeline, files: TableFiles, columns: Sequence[Column], sql: str) -> frozenset[str]:
+    """The keys of rows that a condition was ever true of, in any staged change, before it or after it.
+
+    Raises UsageError (stage.sql), Refused (stage.key), and what reading staged changes raises.
+    """
+    from cdc_core.stage.public import read_chains  # DuckDB, which only conditions need
+    from cdc_core.stage.scratch_duckdb import quoted
+    from cdc_core.stage.sql_views import sql as run_sql
+
+    chains = read_chains(opened.store, opened.pipeline, [one.name for one in opened.pipeline.sources], log.warning)
+    view, every = quoted(f"{files.table}_changes"), [quoted(field.name) for field in files.columns()]
+    key = [quoted(column.name) for column in columns]
+    after, before = ", ".join(every), ", ".join(f"{BEFORE}.{one} AS {one}" for one in every)
+    query = (
+        f"SELECT DISTINCT {', '.join(key)} FROM (SELECT {after} FROM {view} WHERE {OP} <> '{TRUNCATE}' "
+        f"UNION ALL SELECT {before} FROM {view} WHERE {BEFORE} IS NOT NULL) WHERE (\n{sql}\n)"
+    )
+    found = run_sql(opened.store, chains.by_source, query, partial=True).combine_chunks()
+    arrays = [whole(found.column(column.name)).cast(column.type.arrow) for column in columns]
+    if any(one.null_count for one in arrays):
+        raise Refused(
+            f"The condition is true of a row of {files.table} whose key its type does not hold.",
+            where=files.table,
+            code="stage.key",
+            remedy="add to the condition that the key is not null, and give the key of that row by --key",
+        )
+    rows = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
+    return frozenset(row_texts(rows, columns).to_pylist())
 
 
 def _text(given: str, columns: Sequence[Column]) -> str:

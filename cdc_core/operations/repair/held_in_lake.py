@@ -8,11 +8,10 @@ counts as a compaction: a run under way begins again.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddSnapshotUpdate
 from pyroaring import BitMap
 
@@ -27,6 +26,7 @@ from cdc_core.lake.snapshots import (
     MAIN,
     FileChange,
     LiveFiles,
+    as_compaction,
     at_main,
     head,
     pointing,
@@ -119,7 +119,6 @@ def _replace(seen: _Seen, gone: pa.Table, added: list[NewFile]) -> None:
         one = seen.live.files[number]
         positions = BitMap(places.row[places.file == number].astype(np.uint32))
         added.append(write_deletes(files, one.path, positions | deleted_rows(files, one)))
-    made = snapshot_of(seen.live, FileChange(tuple(added)), table.schema(), {})
-    made = replace(made, summary=Summary(Operation.REPLACE, **made.summary.additional_properties))
+    made = as_compaction(snapshot_of(seen.live, FileChange(tuple(added)), table.schema(), {}))
     updates = (AddSnapshotUpdate(snapshot=made.listed(table)), pointing(MAIN, made.number))
     commit(table.catalog, [TableCommit(table, (at_main(seen.live.snapshot),), updates)])

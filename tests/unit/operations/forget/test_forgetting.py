@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import lockstep
-from cdc_core.config import IcebergTarget
-from cdc_core.errors import LeaseHeld, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, LeaseHeld, Refused, RetryLater, UsageError
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.meta_rows import PlannedRun
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.forget.erased_keys import ErasedKeys, texts_of
 from cdc_core.operations.forget.forgetting import ErasureReport, forget
 from cdc_core.operations.rebuild import rebuild
 from cdc_core.stage import erasures, manifest
@@ -219,15 +219,80 @@ def test_what_cannot_be_erased_is_refused_and_nothing_is_changed(staged: Staged)
         erase(one, "n=1", table="shop.log")
     with raises(Refused, "stage.not_committed", match="has not committed"):
         erase(replace(one, line=one.line.with_targets({"name": "t", "tables": {"shop.items": {}}})), "id=1")
-    lake = IcebergTarget(name="lake", kind="iceberg", catalog={"type": "sql"}, namespace="n", tables={"*": {}})
-    led = one.line.pipeline.model_copy(update={"targets": (lake,)})
-    with raises(Refused, "config.table_rule", match="lake"):
-        erase(replace(one, line=replace(one.line, pipeline=led)), "id=1")
+    for nothing in ({}, {"where": "id > 100"}):
+        with raises(UsageError, "usage.unknown_name" if nothing else "usage.argument"):
+            erase(one, **nothing)
+    for wrong in ("id =", "id = 1) OR (nothing = 2", "id = (SELECT 1 FROM read_csv('/etc/passwd'))"):
+        with raises(UsageError, "stage.sql"):
+            erase(one, where=wrong)
     assert {info.path: info.modified for info in store.list("")} == before
     one.line.meta.runs.claim(PlannedRun("r", "line", None, "plan.json", "0", replays=True), ())
     with raises(Refused, "stage.not_committed", match="run r"):
         erase(one, "id=1")
     assert {info.path: info.modified for info in store.list("")} == before
+
+
+@pytest.mark.parametrize("condition", ["note = 'canary-old'", "note = 'canary-new' -- now", "id > 8 AND id < 10"])
+def test_rows_are_found_by_what_they_ever_were(staged: Staged, condition: str) -> None:
+    one = lives(staged)
+    compacted_alone(one)
+    before = one.seen()
+    assert erase(one, where=condition).keys == 1
+    assert canaries(one) == []
+    assert one.seen() == without(before, 9)
+
+
+def test_killed_it_is_ended_by_the_same_condition_although_rows_are_gone_by_which_it_was_true(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, condition = lives(staged), "note LIKE 'canary%'"
+    with monkeypatch.context() as patched:
+        patched.setattr(Batches, "renew", DyingStore(None, 0).around(Batches.renew))
+        with pytest.raises(Killed):
+            erase(one, where=condition)
+    assert 9 not in [row["id"] for row in one.changes()[ORDERS]]
+    found = erase(one, where=condition)
+    assert canaries(one) == []
+    assert list(erasures.unended(one.line.store)) == []
+    record = erasures.read(one.line.store, found.request, ended=True)
+    assert record is not None
+    assert (record.whole, record.rows, record.found) == (True, 3, ())
+    assert [each.task for each in one.line.meta.failures.find()] == []
+
+
+def test_values_of_the_keys_go_from_the_errors_that_meta_keeps(staged: Staged) -> None:
+    kind = ColumnType("varchar", length=90, charset="utf8mb4", collation="utf8mb4_bin")
+    people = TableSchema("shop", "people", (Column("name", kind, False, 1), NOTE))
+    long = "ann.canary@" + "x" * 70
+    made = [insert_row(name, schema=people) for name in (long, "Bob")]  # type: ignore[arg-type]
+    staged.stage(40 * HOUR_US, Made(made, ts=40 * HOUR_US + 1))
+    one = free(staged)
+    meta, event = one.line.meta, '{"what": "the key %s", "solved": false}'
+    error = DataAtRisk(
+        f"No place for {long}.", where=f"the row {long[:40]}…", code="target.row_error", remedy=f"{long}?"
+    )
+    meta.failures.keep("extract", "shop", error)
+    meta.told.settle(["p", "q"], {"p": event % long, "q": event % "Bob"})
+    kinds = [place.kind for place in erase(one, f"name={long}", table="shop.people").places]
+    assert kinds == ["staged", "error"]
+    (kept,) = meta.failures.find()
+    assert (kept.what, kept.where, kept.remedy) == ("No place for ….", "the row …", "…?")
+    assert meta.told.settle([], {})[1] == {"p": event % "…", "q": event % "Bob"}
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "left"),
+    [
+        ("7", "the row {'id': 7}, id=7.", "the row {'id': …}, id=…."),
+        ("7", "77 rows of batch shop/7-8 at binlog.000007:7, 1.7 and 7.5 s", None),
+        ("1.50", "1.5 or 1.50, not 11.5 or 1.55", "… or …, not 11.5 or 1.55"),
+    ],
+)
+def test_a_short_value_is_a_word(key: str, said: str, left: str | None) -> None:
+    kind = ColumnType("decimal", precision=9, scale=2) if "." in key else ColumnType("int")
+    columns = (Column("id", kind, False, 1),)
+    keys = ErasedKeys("t", columns, texts_of([f"id={key}"], columns))
+    assert keys.without_values(said) == (left or said)
 
 
 def test_a_dry_run_names_the_files_and_changes_nothing(staged: Staged) -> None:

@@ -1,0 +1,242 @@
+"""Rows that go from all that a table of a lake keeps, by their keys.
+
+    heirs       each snapshot that has such rows, and that readers, a tag, a branch or a cut name, gets an heir without
+                them, which takes its place under these names
+    files       that only the former snapshots name go: rows first, then manifests, which have bounds of values
+    snapshots   the former ones expire
+    strays      go: files of attempts that were killed, which no snapshot names, if they may have such rows
+
+Killed between any two steps, it is repeated, and finds what is left: an heir says whose it is, and a snapshot without
+its files counts as one that has the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyiceberg.manifest import (
+    DataFileContent,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, RemoveSnapshotsUpdate, SetSnapshotRefUpdate
+from pyroaring import BitMap
+
+from cdc_core.lake.catalogs import name_of
+from cdc_core.lake.commits import TableCommit, commit
+from cdc_core.lake.compaction import Rewrite, rewritten
+from cdc_core.lake.data_files import KeyedFiles, NewFile, deleted_rows, flagged_rows
+from cdc_core.lake.expiry import files_of, unnamed_files
+from cdc_core.lake.ordered_rows import Apart, Mask, comparable, wanted_rows
+from cdc_core.lake.snapshots import (
+    MAIN,
+    NUMBER,
+    PLAN,
+    RUN,
+    WITH_TOMBSTONES,
+    FileChange,
+    LiveFiles,
+    as_compaction,
+    at_main,
+    bounds_of,
+    foreign,
+    head,
+    latest_schema,
+    own,
+    said,
+    snapshot_of,
+    table_files,
+)
+
+HEIR_OF = "lockstep.heir_of"
+"""In the summary of an heir: the number of the snapshot whose place it takes."""
+
+
+@dataclass(frozen=True)
+class LakeRows:
+    """What a table keeps of some keys. positions: of their rows, by data file. present: those that readers see now,
+    which stay. snapshots: those that have such rows, or may, and how many. strays: files that no snapshot names."""
+
+    table: Table
+    key: tuple[str, ...]
+    positions: Mapping[str, BitMap]
+    present: Mapping[str, BitMap]
+    snapshots: Mapping[int, int]
+    strays: tuple[str, ...]
+
+    @property
+    def places(self) -> Iterator[tuple[str, str, int]]:
+        """Kind, name and rows of each."""
+        for path, rows in self.positions.items():
+            if left := rows - self.present.get(path, BitMap()):
+                yield "lake file", path, len(left)
+        for number, count in self.snapshots.items():
+            yield "lake snapshot", f"{name_of(self.table.name())} {number}", count
+        for path in self.strays:
+            yield "lake file", path, 0
+
+
+class _Look:
+    """At data files, each of them once."""
+
+    def __init__(self, files: KeyedFiles, mask: Mask, apart: Apart) -> None:
+        self._files, self._mask, self._apart = files, mask, apart
+        self.rows: dict[str, BitMap | None] = {}
+
+    def at(self, path: str) -> BitMap | None:
+        """The positions of the rows in a file; None if it is gone."""
+        if path not in self.rows:
+            try:
+                self.rows[path] = wanted_rows(self._files, path, self._mask, self._apart)
+            except FileNotFoundError:
+                self.rows[path] = None
+        return self.rows[path]
+
+    def may_have(self, entry: ManifestEntry) -> bool:
+        """Whether a manifest may say something about such rows, by bounds of the values of their file."""
+        rows = self.at(entry.data_file.file_path)
+        if rows is not None:
+            return bool(rows)
+        field = self._files.schema.find_field(self._files.key[0])
+        bounds = bounds_of(entry, field)
+        if None in bounds:
+            return True
+        low, high = comparable(pa.array(bounds, self._files.columns.field(field.name).type)).to_pylist()
+        return not self._apart((low,), (high,))
+
+
+def find(table: Table, key: tuple[str, ...], mask: Mask, apart: Apart, *, spares_present: bool) -> LakeRows:
+    """Reads all files of all snapshots, as far as their statistics do not say that they have none of the keys.
+
+    spares_present: rows that readers see now, and that do not say that they are deleted, stay there. Raises DataAtRisk
+    (lake.foreign_write), and what the catalog raises."""
+    files = table_files(table, latest_schema(table), key)
+    look, present, snapshots = _Look(files, mask, apart), dict[str, BitMap](), dict[int, int]()
+    seen = head(table)
+    if seen is not None and spares_present:
+        for one in LiveFiles(table, seen, key).files:
+            if rows := look.at(one.path):
+                gone = deleted_rows(files, one) | (flagged_rows(files, one) if files.flagged else BitMap())
+                present[one.path] = rows - gone
+    for snapshot in table.metadata.snapshots:
+        spared = present if seen is not None and snapshot.snapshot_id == seen.snapshot_id else {}
+        concerned, count = False, 0
+        try:
+            for entry in _entries(table, snapshot):
+                path, live = entry.data_file.file_path, entry.status != ManifestEntryStatus.DELETED
+                rows = (look.at(path) or BitMap()) - spared.get(path, BitMap()) if live else BitMap()
+                concerned |= bool(rows) or ((not live or look.at(path) is None) and look.may_have(entry))
+                count += len(rows)
+        except FileNotFoundError:
+            concerned = True
+        if concerned:
+            snapshots[snapshot.snapshot_id] = count
+    positions = {path: rows for path, rows in look.rows.items() if rows}
+    strays = tuple(path for path, _ in unnamed_files(table, whole=False) if _is_stray(files, look, path))
+    return LakeRows(table, key, positions, present, snapshots, strays)
+
+
+def _entries(table: Table, snapshot: Snapshot) -> Iterator[ManifestEntry]:
+    """Those of data files, also of files that the snapshot has removed."""
+    for manifest in snapshot.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+            if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
+                raise foreign(table, snapshot, "has deletes by equality, which have values of rows")
+            if entry.data_file.content == DataFileContent.DATA:
+                yield entry
+
+
+def _is_stray(files: KeyedFiles, look: _Look, path: str) -> bool:
+    """Whether a file that nothing names may have such rows, or bounds of their values. Half of a file may."""
+    try:
+        if path.endswith(".parquet"):
+            return bool(look.at(path))
+        if path.endswith(".avro") and not path.rpartition("/")[2].startswith("snap-"):
+            manifest = ManifestFile.from_args(manifest_path=path, partition_spec_id=0, content=ManifestContent.DATA)
+            entries = manifest.fetch_manifest_entry(files.io, discard_deleted=False)
+            return any(one.data_file.content == DataFileContent.DATA and look.may_have(one) for one in entries)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, EOFError):
+        return True
+    return False
+
+
+def appoint(found: LakeRows, cuts: Collection[int]) -> dict[int, int]:
+    """Makes the heirs; by number of a snapshot, which one has its place. cuts: the snapshots of cuts.
+
+    Raises DataAtRisk (lake.foreign_write), and what the catalog raises."""
+    table, made = found.table, dict[tuple[object, ...], list[NewFile]]()
+    known = heirs(table)
+    named = {one.snapshot_id for one in table.metadata.refs.values()} | {known.get(one, one) for one in cuts}
+    for number in sorted(named & found.snapshots.keys()):
+        table = table.catalog.load_table(table.name())
+        snapshot = table.metadata.snapshot_by_id(number)
+        assert snapshot is not None  # it was found there
+        _appoint(table, snapshot, found, made)
+    return heirs(table.catalog.load_table(table.name()))
+
+
+def heirs(table: Table) -> dict[int, int]:
+    """By number of a snapshot, the last of its heirs."""
+    known = {int(said(one, HEIR_OF)): one.snapshot_id for one in table.metadata.snapshots if said(one, HEIR_OF)}
+    found = {}
+    for number in known:
+        last = number
+        while last in known:
+            last = known[last]
+        found[number] = last
+    return found
+
+
+def _appoint(table: Table, snapshot: Snapshot, found: LakeRows, made: dict[tuple[object, ...], list[NewFile]]) -> None:
+    """made: what was written instead of files, which several snapshots may name."""
+    names = {name: ref for name, ref in table.metadata.refs.items() if ref.snapshot_id == snapshot.snapshot_id}
+    schema = table.schema() if snapshot.schema_id is None else table.schemas()[snapshot.schema_id]
+    then = (schema.find_column_name(latest_schema(table).find_field(name).field_id) for name in found.key)
+    files = table_files(table, schema, tuple(name for name in then if name is not None))
+    live, added, removed = LiveFiles(table, snapshot, found.key), list[NewFile](), set[str]()
+    spared = found.present if MAIN in names else {}
+    for one in live.files:
+        if gone := found.positions.get(one.path, BitMap()) - spared.get(one.path, BitMap()):
+            of = (one.path, one.deletes, schema.schema_id, len(gone))
+            if of not in made:
+                made[of] = rewritten(files, Rewrite((one,), {one.path: gone}))
+            added += made[of]
+            removed.add(one.path)
+    ours = own(table, snapshot) if MAIN in names else snapshot
+    properties = {name: said(ours, name) for name in (RUN, NUMBER, PLAN, WITH_TOMBSTONES) if ours and said(ours, name)}
+    properties[HEIR_OF] = str(snapshot.snapshot_id)
+    change = FileChange(tuple(added), frozenset(removed), unnamed=True)
+    heir = as_compaction(snapshot_of(live, change, schema, properties))
+    updates = [AddSnapshotUpdate(snapshot=heir.listed(table))]
+    moved = [
+        SetSnapshotRefUpdate.model_validate(
+            {**ref.model_dump(by_alias=True, exclude_none=True), "ref-name": name, "snapshot-id": heir.number}
+        )
+        for name, ref in names.items()
+    ]
+    there = tuple(AssertRefSnapshotId(ref=name, snapshot_id=snapshot.snapshot_id) for name in names)
+    commit(table.catalog, [TableCommit(table, there, (*updates, *moved))])
+
+
+def expire(found: LakeRows) -> None:
+    """Removes the former snapshots and the files that they alone name, and strays. Raises what the catalog raises."""
+    table = found.table.catalog.load_table(found.table.name())
+    former = [one for one in table.metadata.snapshots if one.snapshot_id in found.snapshots]
+    stay = [one for one in table.metadata.snapshots if one.snapshot_id not in found.snapshots]
+    lists = {one.manifest_list for one in former}
+    doomed = files_of(table, former, whole=False) - files_of(table, stay)
+    for path in (*sorted(doomed, key=lambda one: (one in lists, one.endswith(".avro"))), *found.strays):
+        with suppress(FileNotFoundError):
+            table.io.delete(path)
+    if former:
+        update = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [one.snapshot_id for one in former]})
+        commit(table.catalog, [TableCommit(table, (at_main(head(table)),), (update,))])

@@ -1,0 +1,144 @@
+"""What must be true before rows are erased. Each function raises where it is not, and changes nothing."""
+
+from __future__ import annotations
+
+from cdc_core.errors import Refused, UsageError
+from cdc_core.model.block import TableRows
+from cdc_core.model.readable import counted, some_of
+from cdc_core.model.schema import TableSchema
+from cdc_core.operations.apply.compact import ABANDONED_US
+from cdc_core.operations.apply.consumed import committed
+from cdc_core.operations.extract.side_by_side import extract_up_to
+from cdc_core.operations.forget.erased_keys import ErasedKeys
+from cdc_core.operations.forget.erased_places import ErasureFindings
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.operations.verify import lookup
+from cdc_core.operations.verify.feeding import read_feeding
+from cdc_core.operations.verify.source_rows import Read, SourceTables, open_source
+from cdc_core.operations.verify.verify_job import WAIT_S
+
+
+def ask_sources(opened: OpenPipeline, keys: ErasedKeys, *, wait: bool) -> None:
+    """No source has a row with one of the keys, and what it logged until then is staged, if that is waited for.
+
+    Raises UsageError (usage.argument), RetryLater (stage.behind), and what reading the sources raises.
+    """
+    for one in opened.pipeline.sources:
+        with open_source(opened, one.name) as source:
+            fed, _ = read_feeding([source], lambda logical: logical == keys.table)
+            feeding = fed.feeding(keys.table) if keys.table in fed.names else ()
+            reads = [read for _, schema in feeding for read in _asked(source, schema, keys)]
+        for read in reads if wait else ():
+            extract_up_to(opened, one.name, read.high, WAIT_S, where=keys.table)
+
+
+def _asked(source: SourceTables, schema: TableSchema, keys: ErasedKeys) -> list[Read]:
+    """schema: of a table that feeds the logical one, before the pipeline's rules."""
+    shape = source.capture.shape(schema)
+    there_now = {column.name.lower(): column for column in shape.columns}
+    if any(name.lower() not in there_now for name in keys.key):
+        raise Refused(
+            f"{schema.name} does not have the key ({', '.join(keys.key)}) any more.",
+            where=source.name,
+            code="stage.key",
+            remedy="copy the table again (`lockstep snapshot PIPELINE TABLE`), and purge what was staged before "
+            "(`lockstep stage purge`)",
+        )
+    columns = [there_now[name.lower()] for name in keys.key]
+    if any(column.type is not schema.column(column.name).type for column in columns):
+        raise Refused(
+            f"The key of {keys.table} is masked, so its rows cannot be looked up in the source.",
+            where=keys.table,
+            code="stage.key",
+            remedy="give the keys as they are staged, and --although-it-exists once the rows are gone",
+        )
+    there: list[TableRows] = []
+    reads = [
+        source.lookup(schema, keys.table, lookup.condition(columns, some), there.append)
+        for some in lookup.pieces(sorted(keys.texts))
+    ]
+    if there:
+        raise UsageError(
+            f"{schema.name} still has {counted(sum(rows.rows.num_rows for rows in there), 'row')} of these keys. "
+            "Nothing was erased.",
+            where=source.name,
+            code="usage.argument",
+            remedy="delete them at the source, and run `lockstep run PIPELINE`; or give --although-it-exists, to "
+            "erase what is staged of them until now",
+        )
+    return reads
+
+
+def require_alone(keys: ErasedKeys, found: ErasureFindings) -> None:
+    """Each change is about the named keys alone. Raises Refused (stage.key)."""
+    others = {text for one in found.staged for file in one.files.values() for text in file.found.others}
+    others -= keys.texts
+    if others:
+        raise Refused(
+            f"Rows of {keys.table} had one of these keys and also another one: before it, after it, or in letters of "
+            "another case.",
+            where=keys.table,
+            code="stage.key",
+            remedy="name both keys, if all rows that ever had them are to be erased: "
+            + some_of([f"--key {keys.shown(text)}" for text in sorted(others)], 20, "keys"),
+        )
+
+
+def require_known(keys: ErasedKeys, found: ErasureFindings) -> None:
+    """Raises UsageError (usage.unknown_name) for a key that nothing has: it may be misspelled."""
+    there = {text for one in found.staged for file in one.files.values() for text in file.found.keys}
+    unknown = keys.texts - there - {held.key for one in found.traces for held in one.rows}
+    if unknown and not any(one.places for one in found.lakes):  # which do not say whose rows they are
+        shown = some_of([keys.shown(text) for text in sorted(unknown)], 5)
+        raise UsageError(
+            f"Nothing has rows of {keys.table} with the key {shown}. Nothing was erased.",
+            where="--key",
+            code="usage.unknown_name",
+            remedy="write the values as the staged files have them, which `stage sql` shows",
+        )
+
+
+def require_idle(opened: OpenPipeline) -> None:
+    """No run may be reading the files, and no copy is under way. Raises Refused (stage.not_committed)."""
+    runs = opened.meta.runs.unfinished(opened.meta.now_us() - ABANDONED_US)
+    if runs:
+        raise _not_yet(
+            f"The run {runs[0].run_id} is not finished, and may be reading the files.",
+            f"run {runs[0].run_id}",
+            "let it finish, or repeat it to its end",
+        )
+    for source in opened.pipeline.sources:
+        meta = opened.meta
+        if meta.copies.find(source.name) or meta.copies.chunks(source.name) or meta.copied.decided(source.name):
+            raise _not_yet(
+                f"A copy of tables of {source.name} is not staged completely.",
+                source.name,
+                "finish it: `lockstep snapshot PIPELINE`",
+            )
+
+
+def require_applied(
+    opened: OpenPipeline, keys: ErasedKeys, found: ErasureFindings, *, although_it_exists: bool
+) -> None:
+    """Raises Refused (stage.not_committed): a target that has not taken the delete would keep the row."""
+    for one in found.staged:
+        batches = one.batches(keys.table)
+        ready, held_by = committed(opened.meta, opened.pipeline, one.manifests)
+        if any(batch.batch_id not in {each.batch_id for each in ready} for batch in batches):
+            raise _not_yet(
+                f"Changes of these rows are not applied: {held_by}.", one.source, "run `lockstep run PIPELINE`"
+            )
+    for target, rows in found.present.items():
+        if not although_it_exists:
+            raise _not_yet(
+                f"The target {target!r} still has {counted(rows, 'row')} of these keys.",
+                target,
+                "apply the deletes (`lockstep run PIPELINE`, or a replay to a target for replays only); or delete "
+                "rows there that somebody else wrote",
+            )
+
+
+def _not_yet(what: str, where: str, remedy: str) -> Refused:
+    return Refused(
+        f"{what} Nothing was erased.", where=where, code="stage.not_committed", remedy=f"{remedy}; then erase again"
+    )

@@ -1,0 +1,69 @@
+"""Rows of mirrors in lakes, and their tombstones. Cuts stay: they have the heirs of the snapshots that had the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cdc_core.config import IcebergTarget
+from cdc_core.lake import cut_table
+from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
+from cdc_core.lake.lake_erasure import LakeRows, appoint, expire
+from cdc_core.lake.lake_erasure import find as find_rows
+from cdc_core.lake.lake_tables import mirror_rule, tombstones_of
+from cdc_core.model.schema import TableSchema
+from cdc_core.operations.forget.erase_traces import key_at
+from cdc_core.operations.forget.erased_keys import ErasedKeys
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.operations.verify.lake_rows import LakeSide, matching
+from cdc_core.operations.verify.shape import shape_of
+from cdc_core.stage import cuts
+
+
+@dataclass(frozen=True)
+class LakeTraces:
+    """What one lake has under the keys: in the mirror, and in its tombstones."""
+
+    target: IcebergTarget
+    mirror: LakeRows
+    tombstones: LakeRows
+
+    @property
+    def places(self) -> list[tuple[str, str, int]]:
+        return [*self.mirror.places, *self.tombstones.places]
+
+    @property
+    def present(self) -> int:
+        """How many rows readers see now."""
+        return sum(map(len, self.mirror.present.values()))
+
+    def erase(self, opened: OpenPipeline) -> None:
+        """Raises what reading cuts raises, and as `catalog_answers`."""
+        catalog, name = self.mirror.table.catalog, name_of(self.mirror.table.name())
+        with catalog_answers(self.target):
+            if self.mirror.snapshots:
+                of_cuts = [one for _, cut in cuts.newest_first(opened.store, self.target.name) for one in cut.tables]
+                heirs = appoint(self.mirror, [one.snapshot for one in of_cuts if one.name == name and one.snapshot])
+                cuts.inherit(opened.store, self.target.name, name, heirs)
+                cut_table.inherit(cut_table.opened(catalog, self.target), name, heirs)
+            appoint(self.tombstones, ())
+            for one in (self.mirror, self.tombstones):
+                expire(one)
+
+
+def find_in_lakes(opened: OpenPipeline, keys: ErasedKeys, schemas: Sequence[TableSchema]) -> Iterator[LakeTraces]:
+    """schemas: the latest staged definitions. Raises Refused (stage.key, target.existing, target.definition),
+    DataAtRisk (lake.foreign_write), and as `catalog_answers`."""
+    for target in opened.pipeline.targets:
+        if not isinstance(target, IcebergTarget) or target.table(keys.table) is None:
+            continue
+        key, name, catalog = key_at(target, keys, schemas), identifier(target, keys.table), opened.catalogs.of(target)
+        with catalog_answers(target):
+            if not catalog.table_exists(name):
+                continue
+            rule = mirror_rule(target, opened.name, keys.table, key)
+            shape = shape_of(LakeSide.opened(target, catalog, rule, shared=False), schemas, schemas)
+            wanted = matching(shape, sorted(keys.texts))
+            mirror = find_rows(catalog.load_table(name), key, *wanted, spares_present=True)
+            buried = find_rows(catalog.load_table(tombstones_of(name)), key, *wanted, spares_present=False)
+        yield LakeTraces(target, mirror, buried)
