@@ -238,7 +238,7 @@ def test_a_dag_of_somebody_else_with_a_group_of_our_tasks_is_started_and_green(
         expect(page.get_by_role("link", name=name).first).to_be_visible()
     expect(page.get_by_text("Success").first).to_be_visible()
     states = run.states()
-    assert (set(states.values()), len(states)) == ({"success"}, 8), states
+    assert (set(states.values()), len(states)) == ({"success"}, 9), states
     catalog = load_catalog(
         "lake", type="sql", uri=f"sqlite:///{books}/catalog.db", warehouse=(books / "warehouse").as_uri()
     )
