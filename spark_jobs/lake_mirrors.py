@@ -17,17 +17,24 @@ from cdc_core.lake.snapshots import LiveFiles
 from cdc_core.model.json_codec import dumped, parsed
 from cdc_core.model.run_plan import MergeTable, lake_path
 from spark_jobs.job import Job
-from spark_jobs.merge_rules import row_columns
+from spark_jobs.merge_rules import change_columns, row_columns
 
 
 @dataclass(frozen=True)
 class OpenMirror:
-    """tables, rows, tombstones: for the driver, which makes snapshots. mirror: for workers."""
+    """tables, live: for the driver, which makes snapshots; live is of each of `tables.parts`. mirror: for workers."""
 
     tables: MirrorTables
-    rows: LiveFiles
-    tombstones: LiveFiles
+    live: tuple[LiveFiles, ...]
     mirror: Mirror
+
+    @property
+    def rows(self) -> LiveFiles:
+        return self.live[0]
+
+    @property
+    def tombstones(self) -> LiveFiles:
+        return self.live[1]
 
     @property
     def base(self) -> BaseSnapshots:
@@ -57,15 +64,16 @@ def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, O
             for table in tables:
                 name = identifier(target, table.table)
                 there = opened(catalog, name, mirror_rule(target, job.pipeline.pipeline, table.table, table.key))
-                if required_schemas(there, list(row_columns(job, table))):
+                every = list(change_columns(job, table)) if there.changes is not None else []
+                if required_schemas(there, list(row_columns(job, table)), every=every):
                     raise Refused(
                         f"The table {name_of(name)} does not have the columns of the run's rows.",
                         where=name_of(name),
                         code="run.clear_task",
                         remedy=repeat_from("plan"),
                     )
-                rows, tombstones = there.live()
-                found[table.table] = OpenMirror(there, rows, tombstones, there.mirror(rows, tombstones))
+                live = there.live()
+                found[table.table] = OpenMirror(there, live, there.mirror(*live[:2]))
         yield found
 
 

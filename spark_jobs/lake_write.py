@@ -1,8 +1,8 @@
 """Write, for a lake: makes one snapshot of each table that the run changes, on a branch that readers do not see.
 
-Workers write the rows that come, and say which positions go; then they write deletes, and those files again that
-compaction asks for. The driver makes the snapshots. An attempt that is killed leaves files that no snapshot names, or a
-branch; the next attempt moves the branch.
+Workers write the rows and the changes that come, and say which positions go; then they write deletes, and those files
+again that compaction asks for. The driver makes the snapshots. An attempt that is killed leaves files that no snapshot
+names, or a branch; the next attempt moves the branch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
+from cdc_core.errors import DataAtRisk
+from cdc_core.history.rule import TableRule
 from cdc_core.lake.catalogs import catalog_answers
+from cdc_core.lake.change_rows import ChangeRows, new_rows
 from cdc_core.lake.compaction import ChangeDue, Rewrite, change_due, rewritten
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, write_rows
 from cdc_core.lake.mirror import SAME, Mirror, effect, fresh_truncates
@@ -37,9 +40,14 @@ from cdc_core.model.run_plan import (
     lake_path,
     quality_report,
 )
+from cdc_core.stage.staged_events import FileOfEvents, file_events
 from spark_jobs.job import Job, log
 from spark_jobs.lake_mirrors import OpenMirror, lake, open_mirrors, require_bases
+from spark_jobs.merge_rules import change_columns, files_of_events
 from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
+
+_FILE_BYTES_A_ROW = 20
+"""About, of staged files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,19 @@ class _Truncated:
         return self.file.rows
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A staged file whose changes go to the changes table. rule: of them."""
+
+    table: str
+    file: FileOfEvents
+    rule: TableRule
+
+    @property
+    def rows(self) -> int:
+        return self.file.part.size_bytes // _FILE_BYTES_A_ROW
+
+
 @dataclass(slots=True)
 class _NewFiles:
     """What workers have written for a table. gone, dug_up: positions that go, of rows and of tombstones. ended: of rows
@@ -76,11 +97,13 @@ class _NewFiles:
     gone: dict[str, BitMap] = field(default_factory=dict)
     dug_up: dict[str, BitMap] = field(default_factory=dict)
     ended: dict[str, BitMap] = field(default_factory=dict)
+    changes: list[NewFile] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __iadd__(self, other: _NewFiles) -> _NewFiles:
         self.rows += other.rows
         self.tombstones += other.tombstones
+        self.changes += other.changes
         self.counts += other.counts
         for mine, theirs in ((self.gone, other.gone), (self.dug_up, other.dug_up), (self.ended, other.ended)):
             for path, positions in theirs.items():
@@ -90,8 +113,10 @@ class _NewFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Rewriting:
+    """part: number of the table among MirrorTables.parts."""
+
     table: str
-    buried: bool
+    part: int
     rewrite: Rewrite
 
     @property
@@ -136,8 +161,7 @@ def _write_to(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, Open
         for table in tables:
             mirror, mine = mirrors[table.table], written[table.table].counts
             of_run = {RUN: job.plan.run_id, PLAN: job.plan.digest}
-            bases = mirror.rows, mirror.tombstones
-            made = list(on_run_branch(mirror.tables, bases, changes[table.table], of_run))
+            made = list(on_run_branch(mirror.live, changes[table.table], of_run))
             snapshots += made
             number = next_number(mirror.rows.table, mirror.rows.snapshot) if made else 0
             counts.append(
@@ -152,7 +176,8 @@ def _write_to(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, Open
 
 def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenMirror]) -> dict[str, _NewFiles]:
     places = {name: one.mirror for name, one in mirrors.items()}
-    pieces: list[_RowsToWrite | _Truncated] = []
+    logs = _change_logs(mirrors)
+    pieces: list[_RowsToWrite | _Truncated | _Staged] = []
     for table in tables:
         paths = job.filtered_files(table)
         pieces += [_RowsToWrite(table.table, table.rows // len(paths), path) for path in paths]
@@ -163,15 +188,46 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
         pieces += [_Truncated(table.table, one, False, removing) for one in mirror.live if removing]
         fresh = tuple(fresh_truncates(mirror, removing))
         pieces += [_Truncated(table.table, one, True, fresh) for one in mirror.buried if fresh]
+        if table.table in logs:
+            rule = TableRule(change_columns(job, table), table.key)
+            pieces += [_Staged(table.table, one, rule) for one in files_of_events(job, table)]
 
-    def work(piece: _RowsToWrite | _Truncated, place: Place) -> Iterator[_NewFiles]:
+    def work(piece: _RowsToWrite | _Truncated | _Staged, place: Place) -> Iterator[_NewFiles]:
         mirror = places[piece.table]
-        yield _of_rows(mirror, piece, place) if isinstance(piece, _RowsToWrite) else _of_truncates(mirror, piece)
+        if isinstance(piece, _RowsToWrite):
+            yield _of_rows(mirror, piece, place)
+        elif isinstance(piece, _Staged):
+            yield _of_changes(logs[piece.table], piece, place)
+        else:
+            yield _of_truncates(mirror, piece)
 
     found = {table.table: _NewFiles(table.table) for table in tables}
-    for one in all_results(in_tasks(job, pieces, in_place(job, work))):
-        found[one.table] += one
+    with job.reading_staged():
+        for one in all_results(in_tasks(job, pieces, in_place(job, work))):
+            found[one.table] += one
+    for name in logs:
+        _require_all(job, name, found[name].counts)
     return found
+
+
+def _change_logs(mirrors: Mapping[str, OpenMirror]) -> dict[str, ChangeRows]:
+    """The changes tables of those mirrors that have one."""
+    return {name: one.tables.change_rows(*one.live[2:]) for name, one in mirrors.items() if one.live[2:]}
+
+
+def _require_all(job: Job, table: str, counts: Counter[str]) -> None:
+    """Raises DataAtRisk (run.unbalanced) unless the changes table gets, or has, every change that merge has read."""
+    merged = job.merge_counts[table]
+    log.info("run %s target %s: %s: %d changes are new", job.plan.run_id, job.target.name, table, counts["appended"])
+    if counts["changes"] != merged.rows + merged.key_changes:
+        raise DataAtRisk(
+            f"The changes table of {table} would get or has {counts['changes']} changes of this run; merge has read "
+            f"{merged.rows}, and {merged.key_changes} changes of a key.",
+            where=f"target {job.target.name}",
+            code="run.unbalanced",
+            remedy="no batch was marked as consumed. Clear the run from its merge task on; if the figures stay wrong, "
+            f"keep {job.plan.root} and report the figures",
+        )
 
 
 def _of_rows(mirror: Mirror, piece: _RowsToWrite, place: Place) -> _NewFiles:
@@ -201,39 +257,54 @@ def _of_truncates(mirror: Mirror, piece: _Truncated) -> _NewFiles:
     return _NewFiles(piece.table, ended=found) if files.flagged else _NewFiles(piece.table, gone=found)
 
 
-Table = tuple[str, bool]
-"""A logical table; and whether its tombstones are meant."""
+def _of_changes(known: ChangeRows, piece: _Staged, place: Place) -> _NewFiles:
+    found = _NewFiles(piece.table)
+    for events in file_events(place.store, piece.file, piece.rule):
+        rows = new_rows(known, events)
+        found.changes += write_rows(known.files, rows)
+        found.counts.update(changes=events.num_rows, appended=rows.num_rows)
+    return found
+
+
+Table = tuple[str, int]
+"""A logical table, and the number of one of its tables among MirrorTables.parts."""
 
 
 def _changes(
     job: Job, written: Mapping[str, _NewFiles], mirrors: Mapping[str, OpenMirror]
-) -> dict[str, tuple[FileChange, FileChange]]:
-    """What the new snapshots of each mirror and of its tombstones do, with the deletes, renewed files and truncated
-    rows, which workers write."""
+) -> dict[str, list[FileChange]]:
+    """What the new snapshots of each mirror's tables do, with the deletes, renewed files and truncated rows, which
+    workers write."""
     places: dict[Table, KeyedFiles] = {}
+    logs = _change_logs(mirrors)
     due: dict[Table, ChangeDue] = {}
     pieces: list[_Rewriting | _Ended] = []
     for name, one in written.items():
         mirror, truncates = mirrors[name].mirror, tuple(map(bytes.fromhex, job.merge_counts[name].truncates))
-        places |= {(name, False): mirror.rows, (name, True): mirror.tombstones}
+        places |= {(name, 0): mirror.rows, (name, 1): mirror.tombstones}
         ended = left_to_truncates(one.ended, one.gone)
         pieces += [_Ended(name, each, ended[each.path], truncates) for each in mirror.live if each.path in ended]
         one += _NewFiles(name, gone=ended)
-        due[name, False] = change_due(mirror.live, one.rows, one.gone)
-        due[name, True] = change_due(mirror.buried, one.tombstones, one.dug_up)
+        due[name, 0] = change_due(mirror.live, one.rows, one.gone)
+        due[name, 1] = change_due(mirror.buried, one.tombstones, one.dug_up)
+        if name in logs:
+            places[name, 2] = logs[name].files
+            due[name, 2] = change_due(logs[name].live, one.changes, {})
     pieces += [_Rewriting(*at, rewrite) for at, one in due.items() for rewrite in one.rewrites]
 
     def work(piece: _Rewriting | _Ended, place: Place) -> Iterator[tuple[Table, list[NewFile]]]:
         if isinstance(piece, _Ended):
-            at = piece.table, False
+            at = piece.table, 0
             rows = truncated_rows(places[at], piece.file, piece.positions, piece.truncates)
             yield at, list(write_rows(places[at], rows))
         else:
-            at = piece.table, piece.buried
+            at = piece.table, piece.part
             yield at, rewritten(places[at], piece.rewrite)
 
     renewed: dict[Table, list[NewFile]] = defaultdict(list)
     for at, new in all_results(in_tasks(job, pieces, in_place(job, work))):
         renewed[at] += new
-    done = {at: one.done(renewed[at]) for at, one in due.items()}
-    return {name: (done[name, False], done[name, True]) for name in written}
+    found: dict[str, list[FileChange]] = defaultdict(list)
+    for at, change in due.items():
+        found[at[0]].append(change.done(renewed[at]))
+    return found

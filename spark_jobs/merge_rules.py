@@ -25,6 +25,11 @@ def row_columns(job: Job, table: MergeTable) -> pa.Schema:
     return merged_row(table.table, job.schemas(table), job.plan.current_schemas(table))
 
 
+def change_columns(job: Job, table: MergeTable) -> pa.Schema:
+    """The row columns of all definitions of the table, also those that were dropped since. Raises as `row_columns`."""
+    return merged_row(table.table, job.schemas(table), None)
+
+
 def table_rule(job: Job, table: MergeTable) -> TableRule:
     """Raises Refused (stage.schema_conflict)."""
     columns = row_columns(job, table)

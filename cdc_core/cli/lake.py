@@ -71,7 +71,7 @@ def at(
             "mirror": one.name,
             "snapshot": one.snapshot,
             "lacks": list(one.lacks),
-            "sql": one.sql(engine, name) if partial or not one.lacks else None,
+            "sql": one.sql(engine, name) if one.metadata and (partial or not one.lacks) else None,
         }
         for one in found
     ]
@@ -113,13 +113,13 @@ def _moment(call: PipelineCall, position: str | None, gtid: str | None, time: st
 
 @pipeline_command(app)
 def maintain(call: PipelineCall, target: LakeOption = None) -> None:
-    """Expire the snapshots that no kept cut needs, and remove the files that nothing names.
+    """Expire the snapshots that no kept cut needs; remove files that nothing names, and tombstones of purged changes.
 
     \b
       lockstep lake maintain shop
 
-    Runs do this by themselves: the first of each hour expires, and the first of each day removes files, too. `keep` of
-    the target says which cuts stay.
+    Runs do this by themselves: the first of each hour expires, and the first of each day removes, too. `keep` of the
+    target says which cuts stay.
     """
     from cdc_core.operations.lake.cuts_at import one_lake
     from cdc_core.operations.lake.maintain import maintain as maintained
@@ -131,6 +131,7 @@ def maintain(call: PipelineCall, target: LakeOption = None) -> None:
         f"{counted(done.kept, 'cut')} kept, {done.forgotten} forgotten",
         f"{counted(done.tables.snapshots, 'snapshot')} expired, {counted(done.tables.branches, 'old branch')} removed",
         f"{counted(done.tables.files + done.orphans, 'file')} removed",
+        f"{counted(done.tombstones, 'tombstone')} removed",
         *done.problems,
     ]
     call.answer({"target": chosen.name, **asdict(done)}, *map(Text, lines))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from cdc_core.config.value_types import Age, CatalogProperties, ConnectionRef, Model, Name, Template, names_in
 
@@ -271,6 +271,14 @@ class LakeTable(TargetTable):
         description="a deleted row: remove: it leaves the mirror; flag: it stays, with _cdc_deleted. Decided when the "
         "mirror is made",
     )
+    changes: Literal["off", "table"] = Field(
+        "off", description="table: every change is also a row of a table <table>__changes, published with the mirror"
+    )
+
+    @field_validator("changes", mode="before")
+    @classmethod
+    def _yaml_takes_off_for_false(cls, given: Any) -> Any:
+        return "off" if given is False else given
 
 
 class KeptCuts(Model):
@@ -309,6 +317,11 @@ class IcebergTarget(_Applied):
         """Whether deleted rows stay in the mirror of a logical table."""
         rule = self.table(logical)
         return rule is not None and rule.deletes == "flag"
+
+    def keeps_changes(self, logical: str) -> bool:
+        """Whether every change of a logical table is a row of its changes table."""
+        rule = self.table(logical)
+        return rule is not None and rule.changes == "table"
 
 
 def _kind(given: Any) -> str:

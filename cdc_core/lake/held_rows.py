@@ -6,7 +6,7 @@ key was found. A key has one live row at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,15 +93,51 @@ def held_rows(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> He
     Raises DataAtRisk (lake.foreign_write) for two rows under one key."""
     if not keys.num_rows or not live:
         return HeldRows.nothing(keys.num_rows)
-    columns = [whole(keys.column(name).cast(files.columns.field(name).type)) for name in files.key]
-    index, first = KeyIndex(columns), files.key[0]
-    span = tuple(one.as_py() for one in pc.min_max(columns[0]).values()) if _ordered(columns[0].type) else None
     count = keys.num_rows
     file, row = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     deleted = np.zeros(count, bool)
     beside = [VERSION_COLUMN, *([DELETED] if files.flagged else [])]
     owners: list[Numbers] = []
     versions: list[pa.BinaryArray] = []
+    for one in _found(files, live, keys):
+        ours = one.keys
+        again = file[ours] >= 0
+        again[np.setdiff1d(np.arange(len(ours)), np.unique(ours, return_index=True)[1])] = True
+        _require_one(files, again, live[one.file], keys, ours)
+        file[ours], row[ours] = one.file, one.rows + one.opened.starts[one.group]
+        owners.append(ours)
+        there = one.opened.read(one.group, beside).take(pa.array(one.rows))
+        versions.append(whole(there.column(0)))
+        if files.flagged:
+            deleted[ours] = np.asarray(there.column(1))
+    return HeldRows(tuple(one.path for one in live), file, row, _spread(count, owners, versions), deleted)
+
+
+def held_keys(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> Flags:
+    """Which of these keys the files hold. keys: as in `held_rows`."""
+    held = np.zeros(keys.num_rows, bool)
+    for one in _found(files, live, keys) if keys.num_rows else ():
+        held[one.keys] = True
+    return held
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FoundKeys:
+    """Keys that a row group has. file: its number. rows: numbers of live rows in the group, and the numbers of their
+    `keys`."""
+
+    file: int
+    opened: OpenFile
+    group: int
+    rows: Numbers
+    keys: Numbers
+
+
+def _found(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> Iterator[_FoundKeys]:
+    columns = [whole(keys.column(name).cast(files.columns.field(name).type)) for name in files.key]
+    index: KeyIndex | None = None
+    first = files.key[0]
+    span = tuple(one.as_py() for one in pc.min_max(columns[0]).values()) if _ordered(columns[0].type) else None
     for number, one in enumerate(live):
         if _apart(span, (one.low, one.high)):
             continue
@@ -110,24 +146,15 @@ def held_rows(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> He
             for group in opened.groups:
                 if _apart(span, opened.span(group, first)):
                     continue
+                index = index or KeyIndex(columns)
                 rows, ours = index.match([whole(column) for column in opened.read(group, files.key).columns])
                 if len(rows) and gone is None:
                     gone = numbers_of(deleted_rows(files, one)) if one.deletes else np.zeros(0, np.int64)
-                places = rows + opened.starts[group]
-                kept = ~np.isin(places, gone) if gone is not None and len(gone) else np.ones(len(rows), bool)
-                rows, ours, places = rows[kept], ours[kept], places[kept]
-                if not len(rows):
-                    continue
-                again = file[ours] >= 0
-                again[np.setdiff1d(np.arange(len(ours)), np.unique(ours, return_index=True)[1])] = True
-                _require_one(files, again, one, keys, ours)
-                file[ours], row[ours] = number, places
-                owners.append(ours)
-                there = opened.read(group, beside).take(pa.array(rows))
-                versions.append(whole(there.column(0)))
-                if files.flagged:
-                    deleted[ours] = np.asarray(there.column(1))
-    return HeldRows(tuple(one.path for one in live), file, row, _spread(count, owners, versions), deleted)
+                if gone is not None and len(gone):
+                    kept = ~np.isin(rows + opened.starts[group], gone)
+                    rows, ours = rows[kept], ours[kept]
+                if len(rows):
+                    yield _FoundKeys(number, opened, group, rows, ours)
 
 
 def rows_at(files: KeyedFiles, live: Sequence[LiveFile], file: Numbers, row: Numbers, names: Sequence[str]) -> pa.Table:

@@ -1,4 +1,5 @@
-"""The columns of a mirror: from the types of merged rows to Iceberg's, and how they follow the source's definitions.
+"""The columns of a mirror and of its changes table: from the types of merged rows to Iceberg's, and how they follow the
+source's definitions.
 
 A column keeps its field id for life, under every name: so files that were written before it was renamed, widened or
 moved are read right. A column that the source dropped stays, nullable, after those that it has. The columns of
@@ -31,12 +32,25 @@ from pyiceberg.types import (
 )
 
 from cdc_core.errors import Refused
+from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, SOURCE_TABLE, TS
 from cdc_core.model.version import VERSION_COLUMN
 
 DELETED, DELETED_AT = "_cdc_deleted", "_cdc_deleted_at"
 """In a mirror that keeps deleted rows: whether the row is deleted, and the time of the commit that deleted it."""
-BOOKKEEPING = frozenset({DELETED, DELETED_AT, VERSION_COLUMN})
-"""Columns of a mirror that are not of its source. A mirror has both of the first two, or none."""
+CHANGES_KEY = (SEQ, ROW, SOURCE, OP)
+"""Where a row of a changes table is in the log. The operation tells the two keys of a change apart."""
+_OF_CHANGES: dict[str, IcebergType] = {
+    OP: StringType(),
+    TS: TimestamptzType(),
+    SOURCE: StringType(),
+    SOURCE_TABLE: StringType(),
+    SEQ: LongType(),
+    ROW: LongType(),
+    LITERAL: StringType(),
+    ABSENT: StringType(),
+}
+BOOKKEEPING = frozenset({DELETED, DELETED_AT, VERSION_COLUMN, *_OF_CHANGES})
+"""Columns that are not of the source. A mirror has both of the first two, or none."""
 ANOTHER_MIRROR = (
     "give the mirror another name (`table` of its rule), copy the table again (`lockstep snapshot PIPELINE TABLE`), "
     "and replay (`lockstep run PIPELINE --replay --target TARGET`): the new mirror"
@@ -83,6 +97,15 @@ def first_schema(
         fields.append(NestedField(next(ids), DELETED_AT, TimestamptzType(), required=False))
     fields.append(NestedField(next(ids), VERSION_COLUMN, BinaryType(), required=True))
     return Schema(*fields, identifier_field_ids=_identifiers(fields, key) if rows else [])
+
+
+def first_changes_schema(columns: Iterable[pa.Field]) -> Schema:
+    """The schema of a new changes table. columns: of the rows. A TRUNCATE has none of their values."""
+    ids = count(1)
+    fields = [NestedField(next(ids), one.name, _lake_type(one.type, ids), required=False) for one in columns]
+    for name, kind in _OF_CHANGES.items():
+        fields.append(NestedField(next(ids), name, kind, required=name not in (LITERAL, ABSENT)))
+    return Schema(*fields)
 
 
 def _identifiers(fields: Sequence[NestedField], key: Sequence[str]) -> list[int]:

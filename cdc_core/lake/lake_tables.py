@@ -1,17 +1,18 @@
-"""The two tables of a mirror in their catalog: made, followed by their columns, opened at what readers see."""
+"""The tables of a mirror in their catalog: made, followed by their columns, opened at what readers see."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AddSchemaUpdate,
     AssertLastAssignedFieldId,
@@ -22,16 +23,26 @@ from pyiceberg.table.update import (
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import DataAtRisk, Refused, TableMissing
 from cdc_core.lake.catalogs import name_of
+from cdc_core.lake.change_rows import ChangeRows
 from cdc_core.lake.commits import TableCommit, commit
-from cdc_core.lake.lake_schema import ANOTHER_MIRROR, DELETED, evolved, first_schema
+from cdc_core.lake.lake_schema import (
+    ANOTHER_MIRROR,
+    CHANGES_KEY,
+    DELETED,
+    evolved,
+    first_changes_schema,
+    first_schema,
+)
 from cdc_core.lake.mirror import Mirror
 from cdc_core.lake.snapshots import (
     NUMBER,
     SCHEMAS,
+    WITH_CHANGES,
     WITH_TOMBSTONES,
     LiveFiles,
     head,
     latest_schema,
+    number_of,
     own,
     own_schemas,
     said,
@@ -39,8 +50,10 @@ from cdc_core.lake.snapshots import (
 )
 from cdc_core.lake.truncated import truncates_in
 
-TOMBSTONES = "__deleted"
-"""The end of the name of a mirror's table of tombstones."""
+TOMBSTONES, CHANGES = "__deleted", "__changes"
+"""The ends of the names of a mirror's table of tombstones, and of its changes table."""
+SINCE = "lockstep.since"
+"""A property of a changes table: the number of the mirror's snapshot after which it was made."""
 OWNER, LOGICAL, FOLDER = "lockstep.owner", "lockstep.table", "lockstep.folder"
 PROPERTIES = {
     "format-version": "2",
@@ -53,66 +66,89 @@ PROPERTIES = {
 
 @dataclass(frozen=True, slots=True)
 class MirrorRule:
-    """What a mirror is made by, and keeps. flagged: whether deleted rows stay."""
+    """What a mirror is made by, and keeps. flagged: whether deleted rows stay. changes: whether it has a changes
+    table."""
 
     logical: str
     owner: str
     key: tuple[str, ...]
     flagged: bool
+    changes: bool = False
 
 
 @dataclass(frozen=True)
 class MirrorTables:
-    """The tables of a mirror as they are now. schema, tombstone_schema: that rows are written with, which readers may
-    not see yet."""
+    """The tables of a mirror as they are now. Rows are written with the latest schema of each, which readers may not
+    see yet."""
 
     rule: MirrorRule
     rows: Table
     tombstones: Table
+    changes: Table | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
         return self.rule.key
 
     @property
+    def parts(self) -> tuple[Table, ...]:
+        """The mirror, its tombstones, and its changes table if it has one: the order of whatever is for each."""
+        return (self.rows, self.tombstones, *([self.changes] if self.changes is not None else []))
+
+    @property
     def schema(self) -> Schema:
         return latest_schema(self.rows)
 
-    @property
-    def tombstone_schema(self) -> Schema:
-        return latest_schema(self.tombstones)
-
-    def live(self) -> tuple[LiveFiles, LiveFiles]:
-        """What readers see. Raises DataAtRisk (lake.foreign_write)."""
+    def live(self) -> tuple[LiveFiles, ...]:
+        """What readers see of `parts`. Raises DataAtRisk (lake.foreign_write), Refused (target.definition)."""
         last = own(self.rows, head(self.rows))
-        buried = own(self.tombstones, head(self.tombstones))
-        due, there = int((last and said(last, WITH_TOMBSTONES)) or 0), int((buried and said(buried, NUMBER)) or 0)
-        # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
-        compacted = buried is None and head(self.tombstones) is not None
-        if there < due and not compacted:
-            raise DataAtRisk(
-                f"{name_of(self.tombstones.name())} was rolled back to number {there} of its snapshots; what "
-                f"{name_of(self.rows.name())} shows came with number {due}. Older changes could revive deleted rows.",
-                where=name_of(self.tombstones.name()),
-                code="lake.foreign_write",
-                remedy="roll it forward again (Spark: CALL system.set_current_snapshot), or roll both tables back to "
-                "the snapshots of one run (lockstep.run in their summaries); the error of the next run says what to "
-                "replay then",
+        for table, name in zip(self.parts[1:], (WITH_TOMBSTONES, WITH_CHANGES), strict=False):
+            _require_with(self.rows, last, table, name)
+        if self.changes is None and last is not None and said(last, WITH_CHANGES):
+            self._require_no_changes()
+        keys = (self.key, self.key, CHANGES_KEY)
+        return tuple(LiveFiles(table, head(table), key) for table, key in zip(self.parts, keys, strict=False))
+
+    def _require_no_changes(self) -> None:
+        """Raises Refused (target.definition) where a run would leave changes out of a table that has earlier ones."""
+        name = changes_of(self.rows.name())
+        if self.rows.catalog.table_exists(name):
+            raise Refused(
+                f"{name_of(name)} has the changes of {self.rule.logical} so far, and its rule says changes: off now.",
+                where=name_of(name),
+                code="target.definition",
+                remedy="set changes: table for the table; or drop or rename this one, which then gets no more changes",
             )
-        rows, tombstones = (LiveFiles(table, head(table), self.key) for table in (self.rows, self.tombstones))
-        return rows, tombstones
 
     def mirror(self, rows: LiveFiles, tombstones: LiveFiles) -> Mirror:
         """As workers need it."""
-        places = table_files(self.tombstones, self.tombstone_schema, self.key)
+        mine, places = (table_files(one, latest_schema(one), self.key) for one in (self.rows, self.tombstones))
         buried = tuple(tombstones.files)
-        return Mirror(
-            self.rule.logical,
-            table_files(self.rows, self.schema, self.key),
-            tuple(rows.files),
-            places,
-            buried,
-            tuple(truncates_in(places, buried)),
+        return Mirror(self.rule.logical, mine, tuple(rows.files), places, buried, tuple(truncates_in(places, buried)))
+
+    def change_rows(self, changes: LiveFiles) -> ChangeRows:
+        """As workers need them."""
+        return ChangeRows(table_files(changes.table, latest_schema(changes.table), CHANGES_KEY), tuple(changes.files))
+
+
+def _require_with(rows: Table, last: Snapshot | None, table: Table, name: str) -> None:
+    """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows. last:
+    our newest snapshot of the mirror. name: the property by which that says its number of the table."""
+    mine = own(table, head(table))
+    due, there = int((last and said(last, name)) or 0), int((mine and said(mine, NUMBER)) or 0)
+    # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
+    compacted = mine is None and head(table) is not None
+    made_since = last is not None and int(table.properties.get(SINCE, 0)) >= int(said(last, NUMBER))
+    if there < due and not compacted and not made_since:
+        raise DataAtRisk(
+            f"{name_of(table.name())} was rolled back to number {there} of its snapshots; what "
+            f"{name_of(rows.name())} shows came with number {due}. Deleted rows could come back, and changes would be "
+            "missing.",
+            where=name_of(table.name()),
+            code="lake.foreign_write",
+            remedy="roll it forward again (Spark: CALL system.set_current_snapshot), or roll all tables of the mirror "
+            "back to the snapshots of one run (lockstep.run in their summaries); the error of the next run says what "
+            "to replay then",
         )
 
 
@@ -120,21 +156,33 @@ def tombstones_of(identifier: tuple[str, ...]) -> tuple[str, ...]:
     return (*identifier[:-1], identifier[-1] + TOMBSTONES)
 
 
-def opened(catalog: Catalog, identifier: tuple[str, ...], rule: MirrorRule) -> MirrorTables:
-    """Raises Refused (target.table, target.existing, target.definition), and what the catalog raises."""
+def changes_of(identifier: tuple[str, ...]) -> tuple[str, ...]:
+    return (*identifier[:-1], identifier[-1] + CHANGES)
+
+
+def opened(
+    catalog: Catalog, identifier: tuple[str, ...], rule: MirrorRule, renames: Sequence[tuple[str, str]] = ()
+) -> MirrorTables:
+    """renames: (old, new) of columns, which the tables may have to follow yet. Raises Refused (target.table,
+    target.existing, target.definition), and what the catalog raises."""
     rows, tombstones = _loaded(catalog, identifier), _loaded(catalog, tombstones_of(identifier))
-    for table in (rows, tombstones):
+    changes = _loaded(catalog, changes_of(identifier)) if rule.changes else None
+    tables = MirrorTables(rule, rows, tombstones, changes)
+    for table in tables.parts:
         require_ours(table, rule.logical, rule.owner)
         _require_as_made(table)
-    _require_same_rule(rows, tombstones, rule)
-    return MirrorTables(rule, rows, tombstones)
+    _require_same_rule(rows, tombstones, rule, renames)
+    return tables
 
 
-def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule) -> None:
+def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames: Sequence[tuple[str, str]]) -> None:
     """Raises Refused (target.definition) for a mirror that was made by another key, or that does otherwise with deleted
     rows."""
-    name, known = rows.name(), tuple(one.name for one in tombstones.schema().fields[:-1])
-    if known != rule.key:
+    name, known = rows.name(), tuple(one.name for one in latest_schema(tombstones).fields[:-1])
+    renamed = known
+    for old, new in renames:
+        renamed = tuple(new if one.lower() == old.lower() else one for one in renamed)
+    if rule.key not in (known, renamed):
         raise Refused(
             f"The rows of {name_of(name)} are known by ({', '.join(known)}); the key is ({', '.join(rule.key)}) now.",
             where=name_of(name),
@@ -169,7 +217,8 @@ def owner_of(pipeline: str, target: str) -> str:
 
 def mirror_rule(target: IcebergTarget, pipeline: str, logical: str, key: Sequence[str]) -> MirrorRule:
     """The rule of a logical table in a target."""
-    return MirrorRule(logical, owner_of(pipeline, target.name), tuple(key), target.flags_deletes(logical))
+    flagged, changes = target.flags_deletes(logical), target.keeps_changes(logical)
+    return MirrorRule(logical, owner_of(pipeline, target.name), tuple(key), flagged, changes)
 
 
 def require_ours(table: Table, logical: str, owner: str) -> None:
@@ -233,35 +282,44 @@ def _require_as_made(table: Table) -> None:
 
 
 def create(catalog: Catalog, identifier: tuple[str, ...], rule: MirrorRule, columns: Sequence[pa.Field]) -> bool:
-    """Makes those of a mirror's two tables that are missing; whether any was. Raises what the catalog raises."""
+    """Makes those of a mirror's tables that are missing; whether any was. Raises what the catalog raises."""
     make_namespace(catalog, identifier)
     of_key = [next(one for one in columns if one.name == name) for name in rule.key]
     ours = {**PROPERTIES, OWNER: rule.owner, LOGICAL: rule.logical, SCHEMAS: "0"}
+    schemas = {
+        identifier: first_schema(columns, rule.key, flagged=rule.flagged),
+        tombstones_of(identifier): first_schema(of_key, rule.key, rows=False),
+        **({changes_of(identifier): first_changes_schema(columns)} if rule.changes else {}),
+    }
     made = False
-    for name, schema in (
-        (identifier, first_schema(columns, rule.key, flagged=rule.flagged)),
-        (tombstones_of(identifier), first_schema(of_key, rule.key, rows=False)),
-    ):
+    for name, schema in schemas.items():
         if not catalog.table_exists(name):
+            since = {}
+            if name == changes_of(identifier):
+                mirror = catalog.load_table(identifier)
+                since = {SINCE: str(number_of(mirror, head(mirror)))}
             with suppress(TableAlreadyExistsError):  # another run, at the same moment
                 location, place = place_of(catalog, name)
-                catalog.create_table(name, schema=schema, location=location, properties={**ours, **place})
+                catalog.create_table(name, schema=schema, location=location, properties={**ours, **place, **since})
                 made = True
     return made
 
 
 def followed(
-    tables: MirrorTables, columns: Sequence[pa.Field], renames: Iterable[tuple[str, str]] = ()
+    tables: MirrorTables,
+    columns: Sequence[pa.Field],
+    renames: Sequence[tuple[str, str]] = (),
+    every: Sequence[pa.Field] = (),
 ) -> MirrorTables:
     """The tables with a schema for rows with these columns, which is added where they have none. Readers see it once
-    rows with it are published. Raises Refused (target.definition), and what the catalog raises."""
-    commits = [_adding(table, made) for table, made in required_schemas(tables, columns, renames)]
+    rows with it are published. every: as in `required_schemas`. Raises Refused (target.definition), and what the
+    catalog raises."""
+    commits = [_adding(table, made) for table, made in required_schemas(tables, columns, renames, every)]
     if not commits:
         return tables
     catalog = tables.rows.catalog
     commit(catalog, commits)
-    rows, tombstones = (catalog.load_table(table.name()) for table in (tables.rows, tables.tombstones))
-    return replace(tables, rows=rows, tombstones=tombstones)
+    return MirrorTables(tables.rule, *(catalog.load_table(table.name()) for table in tables.parts))
 
 
 def _adding(table: Table, made: Schema) -> TableCommit:
@@ -274,22 +332,28 @@ def _adding(table: Table, made: Schema) -> TableCommit:
 
 
 def show_schema(tables: MirrorTables) -> None:
-    """Readers see the schema that was added last. Raises what the catalog raises."""
-    if tables.schema.schema_id != tables.rows.metadata.current_schema_id:
-        update = SetCurrentSchemaUpdate.model_validate({"schema-id": tables.schema.schema_id})
-        commit(tables.rows.catalog, [TableCommit(tables.rows, (), (update,))])
+    """Readers see the schemas that were added last. Raises what the catalog raises."""
+    due = [one for one in tables.parts if latest_schema(one).schema_id != one.metadata.current_schema_id]
+    updates = [SetCurrentSchemaUpdate.model_validate({"schema-id": latest_schema(one).schema_id}) for one in due]
+    commits = [TableCommit(table, (), (update,)) for table, update in zip(due, updates, strict=True)]
+    if commits:
+        commit(tables.rows.catalog, commits)
 
 
 def required_schemas(
-    tables: MirrorTables, columns: Sequence[pa.Field], renames: Iterable[tuple[str, str]] = ()
+    tables: MirrorTables,
+    columns: Sequence[pa.Field],
+    renames: Sequence[tuple[str, str]] = (),
+    every: Sequence[pa.Field] = (),
 ) -> list[tuple[Table, Schema]]:
-    """The schemas that rows with these columns need, by those of the tables that have none. Raises Refused
-    (target.definition)."""
+    """The schemas that rows with these columns need, by those of the tables that have none. every: with columns that
+    the rows' tables no longer have: of the changes. Raises Refused (target.definition)."""
     of_key = [next(one for one in columns if one.name == name) for name in tables.key]
     found = []
-    for table, mine, renamed in ((tables.rows, columns, renames), (tables.tombstones, of_key, ())):
+    wanted = columns, of_key, every or columns
+    for table, mine in zip(tables.parts, wanted, strict=False):
         schema, last_id = latest_schema(table), table.metadata.last_column_id
-        made = evolved(schema, last_id, mine, renamed, table=name_of(table.name()))
+        made = evolved(schema, last_id, mine, renames, table=name_of(table.name()))
         if made is not None:
             found.append((table, made))
     return found

@@ -31,18 +31,18 @@ from pyiceberg.table.update import (
 from cdc_core.errors import DataAtRisk, RetryLater, repeat_from
 from cdc_core.lake.catalogs import name_of
 from cdc_core.lake.commits import TableCommit, commit, in_one_step
-from cdc_core.lake.lake_tables import MirrorTables
 from cdc_core.lake.snapshots import (
     MAIN,
     NUMBER,
     RUN,
+    WITH_CHANGES,
     WITH_TOMBSTONES,
     FileChange,
     LiveFiles,
-    NewSnapshot,
     ancestry,
     foreign,
     head,
+    latest_schema,
     next_number,
     number_of,
     on_branch,
@@ -86,30 +86,28 @@ def branch_of(run_id: str) -> str:
 
 
 def on_run_branch(
-    tables: MirrorTables,
-    bases: tuple[LiveFiles, LiveFiles],
-    changes: tuple[FileChange, FileChange],
-    said_of_run: Mapping[str, str],
+    bases: Sequence[LiveFiles], changes: Sequence[FileChange], said_of_run: Mapping[str, str]
 ) -> Iterator[LakeSnapshot]:
-    """Makes what a run does to a mirror and to its tombstones, on the run's branch. bases, changes: of the mirror, and
-    of its tombstones. said_of_run: the properties RUN and PLAN.
+    """Makes what a run does to the tables of a mirror, on the run's branch. bases, changes: of each, as
+    `MirrorTables.parts` has them. said_of_run: the properties RUN and PLAN.
 
     Tombstones come first: where a catalog publishes one table after the other, no key must lose its row before it has
-    its tombstone. Raises what the catalog raises."""
-    (rows, tombstones), (of_rows, of_tombstones) = bases, changes
-    branch = branch_of(said_of_run[RUN])
-    last = number_of(tombstones.table, tombstones.snapshot)
-    if of_tombstones:
-        last = next_number(tombstones.table, tombstones.snapshot)
-        properties = {**said_of_run, NUMBER: str(last)}
-        yield _on_branch(snapshot_of(tombstones, of_tombstones, tables.tombstone_schema, properties), branch)
-    if of_rows or of_tombstones:
-        number = next_number(rows.table, rows.snapshot)
-        properties = {**said_of_run, NUMBER: str(number), WITH_TOMBSTONES: str(last)}
-        yield _on_branch(snapshot_of(rows, of_rows, tables.schema, properties), branch)
+    its tombstone. The mirror comes last, and says to which snapshots of the others it belongs. Raises what the catalog
+    raises."""
+    branch, properties = branch_of(said_of_run[RUN]), dict(said_of_run)
+    for base, change, name in zip(bases[1:], changes[1:], (WITH_TOMBSTONES, WITH_CHANGES), strict=False):
+        last = number_of(base.table, base.snapshot)
+        if change:
+            last = next_number(base.table, base.snapshot)
+            yield _on_branch(base, change, {**said_of_run, NUMBER: str(last)}, branch)
+        properties[name] = str(last)
+    if any(changes):
+        properties[NUMBER] = str(next_number(bases[0].table, bases[0].snapshot))
+        yield _on_branch(bases[0], changes[0], properties, branch)
 
 
-def _on_branch(made: NewSnapshot, branch: str) -> LakeSnapshot:
+def _on_branch(base: LiveFiles, change: FileChange, properties: Mapping[str, str], branch: str) -> LakeSnapshot:
+    made = snapshot_of(base, change, latest_schema(base.table), properties)
     on_branch(made, branch)
     return LakeSnapshot(made.table.name(), made.base, made.number, branch)
 

@@ -49,6 +49,8 @@ RUN, NUMBER, PLAN = "lockstep.run", "lockstep.number", "lockstep.plan"
 number that was published last is a property of the table, too."""
 WITH_TOMBSTONES = "lockstep.tombstones"
 """In the summary of a mirror's snapshot: the number of the snapshot of its tombstones that belongs to it."""
+WITH_CHANGES = "lockstep.changes"
+"""The same of its changes table."""
 SCHEMAS = "lockstep.schemas"
 """A property of each of our tables."""
 _OF_CATALOG = re.compile(r"(uri|token|credential|scope|oauth2-server-uri|header\..*|auth\..*)$")

@@ -35,6 +35,8 @@ SEQ = "_cdc_seq"
 GTID = "_cdc_gtid"
 LITERAL = "_cdc_literal"
 ABSENT = "_cdc_absent"
+SOURCE_TABLE = "_cdc_source_table"
+"""Of no staged row, but of what shows several files: the name of the change's table on its source."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 

@@ -13,7 +13,7 @@ from cdc_core.history.codes import whole
 from cdc_core.history.events import LOST, events
 from cdc_core.history.rule import TableRule
 from cdc_core.model.position import Position
-from cdc_core.model.staged_columns import OP, TRUNCATE
+from cdc_core.model.staged_columns import OP, SOURCE_TABLE, TRUNCATE
 from cdc_core.stage.event_parts import parts_of_events
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.objects import ObjectStore
@@ -22,8 +22,6 @@ from cdc_core.stage.table_files import TableFiles, begins_of, require_key
 from cdc_core.stage.unify import StagedPart, align, unified_schema
 
 _BATCH_ROWS = 1 << 16
-SOURCE_TABLE = "_cdc_source_table"
-"""The name of the change's table on its source."""
 
 
 def history_schema(files: TableFiles) -> pa.Schema:

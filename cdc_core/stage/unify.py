@@ -140,7 +140,7 @@ def unified_columns(
     return list(columns.values())
 
 
-def merged_row(table: str, schemas: Sequence[TableSchema], current: Sequence[TableSchema]) -> pa.Schema:
+def merged_row(table: str, schemas: Sequence[TableSchema], current: Sequence[TableSchema] | None) -> pa.Schema:
     """The row columns of merged rows: as unified_columns, with the types that merged rows have."""
     return pa.schema([pa.field(one.name, merged_type(one.type)) for one in unified_columns(table, schemas, current)])
 

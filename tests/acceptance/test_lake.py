@@ -366,6 +366,40 @@ def test_a_cut_says_which_tables_had_not_all_of_their_rows(lockstep: Any, mariad
     assert [one["lacks"] for one in cut().values()] == [[], []]
 
 
+def test_a_cut_has_captured_tables_that_no_run_has_had_rows_of(lockstep: Any, mariadb: Any) -> None:
+    """As empty ones, where the mirror is there, and else with what they lack; until a run has rows of them."""
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.sql("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)", "INSERT INTO a VALUES (1)")
+
+    def cut(*options: str) -> dict[str, dict[str, Any]]:
+        return {one["mirror"]: one for one in lockstep("lake", "at", shop.file, *options).document["tables"]}
+
+    for number in (2, 3):
+        shop.run()
+        found = cut("--partial")["shop.b"]
+        assert (found["snapshot"], found["sql"], len(found["lacks"])) == (None, None, 1)
+        assert "target create" in found["lacks"][0]
+        shop.sql(f"INSERT INTO a VALUES ({number})")
+    lockstep("lake", "maintain", shop.file)
+    lockstep("dbt", "sources", shop.file)
+    lockstep("target", "create", shop.file)
+    shop.run()
+    found = cut()["shop.b"]
+    assert (found["snapshot"], found["lacks"]) == (None, [])
+    assert found["sql"] == "SELECT * FROM lake.shop.b WHERE false"
+    shop.sql("INSERT INTO b VALUES (7)")
+    shop.run()
+    assert cut()["shop.b"]["snapshot"] is not None
+    shop.sql("INSERT INTO a VALUES (9)")
+    before = cut()["shop.b"]
+    shop.run()
+    assert cut()["shop.b"] == before
+    shop.sql("DROP TABLE b", "CREATE TABLE c (id INT PRIMARY KEY)", "DROP TABLE c", "INSERT INTO a VALUES (10)")
+    shop.run()
+    assert set(cut()) == {"shop.a", "shop.b"}
+
+
 def total(table: StaticTable) -> int:
     return sum(table.scan(selected_fields=("amount",)).to_arrow()["amount"].to_pylist())
 
@@ -405,6 +439,7 @@ def test_a_rest_catalog_publishes_all_tables_or_is_completed_later(
 def test_each_program_for_a_lake_prints_what_the_document_shows(lockstep: Any, mariadb: Any) -> None:
     mariadb.run(f"CREATE DATABASE {DATABASE}")
     shop = Shop(lockstep, mariadb)
+    shop.follow(changes="table")
     shop.sql(
         "CREATE TABLE orders (id INT PRIMARY KEY, customer INT, status VARCHAR(20), amount DECIMAL(12,2))",
         "CREATE TABLE customers (number INT PRIMARY KEY, name VARCHAR(20))",
@@ -425,16 +460,16 @@ def test_each_program_for_a_lake_prints_what_the_document_shows(lockstep: Any, m
     blocks = re.findall(
         r"^```(python lake|sql lake)\n(.*?)^```\n(?:^```text\n(.*?)^```$)?", DOCUMENT, re.MULTILINE | re.DOTALL
     )
-    assert [kind for kind, _, _ in blocks] == ["python lake"] * 5 + ["sql lake"]
+    assert [kind for kind, _, _ in blocks] == ["python lake"] * 4 + ["sql lake", "python lake"]
     names: dict[str, Any] = {}
-    for _, program, expected in blocks[:-1]:
+    for _, program, expected in [one for one in blocks if one[0] == "python lake"]:
         for shown, real in place.items():
             program = program.replace(shown, real)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(program, names)
         assert printed.getvalue() == expected
-    _, query, expected = blocks[-1]
+    _, query, expected = blocks[-2]
     for one in lockstep("lake", "at", shop.file, "--time", moment.isoformat()).document["tables"]:
         version = f"lake.{one['mirror']} VERSION AS OF"
         assert one["sql"] == f"SELECT * FROM {version} {one['snapshot']}"
@@ -460,6 +495,18 @@ def test_a_pipeline_with_a_lake_is_drafted_from_the_source_and_runs_as_it_is(loc
     assert sorted(rows["id"].to_pylist()) == [1, 2]
     half = lockstep("init", "x", "--source", "env:SHOP", "--include", ".*", *options[:2], code=2)
     assert half.error["code"] == "usage.argument"
+
+
+def test_a_table_without_a_key_is_refused_with_what_helps(lockstep: Any, mariadb: Any) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.sql("CREATE TABLE log (id INT, v INT)", "INSERT INTO log VALUES (1, 1)")
+    refused = shop.run(code=3)
+    assert (refused["code"], "no_key" in refused["remedy"]) == ("config.table_rule", False)
+    shop.rule = {"key": ["id"]}
+    shop.configure()
+    shop.run()
+    shop.require_equal("log")
 
 
 def test_a_key_that_becomes_wider_is_followed_by_rows_and_tombstones(shop: Shop) -> None:
@@ -527,3 +574,26 @@ def written_again(shop: Shop) -> None:
         environ.setenv("LAKE_CATALOG", shop.uri)
         driver.submit(SparkJob("write", plan, target="lake"))
     assert not store.stat(report)
+
+
+def test_a_key_column_that_is_renamed_is_followed_by_rows_and_tombstones(lockstep: Any, mariadb: Any) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.rule = {"changes": "table"}
+    shop.configure(on_unlogged_change="resync")
+    shop.sql("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
+    shop.run()
+    shop.sql("DELETE FROM t WHERE id = 1")
+    shop.run()
+    shop.sql("ALTER TABLE t RENAME COLUMN id TO number", "UPDATE t SET v = 20 WHERE number = 2")
+    shop.run()
+    shop.run()
+    shop.require_equal("t")
+    shop.sql("INSERT INTO t VALUES (1, 10)", "DELETE FROM t WHERE number = 3")
+    shop.run()
+    shop.require_equal("t")
+    assert shop.mirror("t", tombstones=True)["number"].to_pylist() == [3, None]
+    tables = lockstep("verify", shop.file, "--target", "lake").document["tables"]
+    assert [one["verdict"] for one in tables] == ["equal"]
+    changes = shop.catalog.load_table("shop.t__changes").scan().to_arrow().sort_by("_cdc_seq").to_pylist()
+    assert [row["number"] for row in changes if row["_cdc_op"] in "cud"] == [1, 2, 1, 3]

@@ -22,6 +22,7 @@ from tests.conftest import SourceDatabase
 from tests.crash.cases import DRIVER, Case
 from tests.crash.test_crash_matrix import armed
 from tests.lab.forked_commands import ROOT, Done
+from tests.lab.lake_changes import require_every_change_once
 from tests.lab.pipeline_file import pipeline_document, pipeline_text
 from tests.lab.rest_catalog import RestCatalogServer
 
@@ -34,7 +35,7 @@ CASES = (
     Case("write", "snapshot made, in no catalog", DRIVER, SNAPSHOTS, "on_branch", "before", AGAIN),
     Case("write", "some snapshots on the branch", DRIVER, SNAPSHOTS, "on_branch", "after", AGAIN, call=2),
     Case("commit", "before the publication", DRIVER, PUBLICATION, "publish", "before", AGAIN),
-    Case("commit", "some tables published, if one by one", DRIVER, COMMITS, "_forget", "after", AGAIN, call=8),
+    Case("commit", "some tables published, if one by one", DRIVER, COMMITS, "_forget", "after", AGAIN, call=11),
     Case("commit", "published, no cut on the stage", DRIVER, "cdc_core.stage.cuts", "complete", "before",
          "the next run completes it, finds its rows there, and publishes another", sample=True, call=2),
     Case("commit", "cut on the stage, not in meta", DRIVER, "cdc_core.stage.cuts", "complete", "after",
@@ -92,6 +93,7 @@ class Laked:
             query = f"SELECT {', '.join(columns)} FROM {name}"
             found = sorted(tuple(row[column] for column in columns) for row in rows.to_pylist())
             assert found == sorted(self.source.server.run(query, database=self.source.name)), name
+            require_every_change_once(tables.load_table(f"shop.{name}__changes"), self.folder / "stage", name)
 
 
 @pytest.fixture(params=["sqlite", "postgres", "rest", "rest one by one"])
@@ -124,7 +126,7 @@ def test_a_lake_is_right_after_a_kill(case: Case, laked: Laked) -> None:
     )
     target = {
         "name": "lake", "kind": "iceberg", "namespace": "shop",
-        "tables": {"*": {}, "customers": {"deletes": "flag"}},
+        "tables": {"*": {"changes": "table"}, "customers": {"changes": "table", "deletes": "flag"}},
         "catalog": {**laked.catalog, "uri": "env:LAKE_CATALOG"},
     }  # fmt: skip
     document = pipeline_document(

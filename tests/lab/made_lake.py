@@ -17,9 +17,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from pyroaring import BitMap
 
+from cdc_core.history.rule import TableRule
+from cdc_core.lake.change_rows import new_rows
 from cdc_core.lake.compaction import ChangeDue, change_due, rewritten
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, in_order, write_rows
-from cdc_core.lake.lake_tables import MirrorRule, MirrorTables, create, followed, opened, tombstones_of
+from cdc_core.lake.lake_tables import MirrorRule, MirrorTables, changes_of, create, followed, opened, tombstones_of
 from cdc_core.lake.mirror import Mirror, effect, fresh_truncates, judged
 from cdc_core.lake.publication import LakeSnapshot, on_run_branch, publish
 from cdc_core.lake.snapshots import (
@@ -28,9 +30,12 @@ from cdc_core.lake.snapshots import (
     LiveFiles,
 )
 from cdc_core.lake.truncated import left_to_truncates, removed_by, truncated_rows
+from cdc_core.model.batch import Manifest
 from cdc_core.model.merged_columns import BORN, CLASS, MergedOp, RowClass, merged_schema
 from cdc_core.model.staged_columns import ABSENT, OP, ROW, SEQ, SOURCE, TS, absent_text
 from cdc_core.model.version import Version, encode
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.staged_events import FileOfEvents, file_events
 
 NAME, LOGICAL, PIPELINE = ("shop", "t"), "t", "line"
 
@@ -86,9 +91,10 @@ class MadeLake:
         flagged: bool = False,
         logical: str = LOGICAL,
         owner: str = PIPELINE,
+        changes: bool = False,
     ) -> None:
         self.row, self.key = [pa.field(*one) for one in columns], tuple(key)
-        self.rule = MirrorRule(logical, owner, self.key, flagged)
+        self.rule = MirrorRule(logical, owner, self.key, flagged, changes)
         (folder / "warehouse").mkdir(exist_ok=True)
         self.catalog = SqlCatalog(
             "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=(folder / "warehouse").as_uri()
@@ -106,7 +112,7 @@ class MadeLake:
             rows.append(named | place | {OP: MergedOp(one.op), BORN: one.born, ABSENT: absent_text(one.absent)})
         return pa.Table.from_pylist(rows, schema)
 
-    def alter(self, columns: Sequence[tuple[str, pa.DataType]], renames: Iterable[tuple[str, str]] = ()) -> None:
+    def alter(self, columns: Sequence[tuple[str, pa.DataType]], renames: Sequence[tuple[str, str]] = ()) -> None:
         """As a run does that finds other columns at the source."""
         self.row = [pa.field(*one) for one in columns]
         followed(self.opened(), self.row, renames)
@@ -136,8 +142,29 @@ class MadeLake:
             _done(mirror.rows, change_due(mirror.live, new.rows, new.gone)),
             _done(mirror.tombstones, change_due(mirror.buried, new.tombstones, new.dug_up)),
         )
-        made = on_run_branch(tables, (rows, tombstones), changes_of, {RUN: run})
+        made = on_run_branch((rows, tombstones), changes_of, {RUN: run})
         return Applied(list(made), new.classes)
+
+    def append(self, store: ObjectStore, manifests: Iterable[Manifest], run: str = "") -> list[LakeSnapshot]:
+        """What a run does with the staged changes of batches, on its branch. The columns are those that the lake has
+        now."""
+        self._runs += 1
+        tables = self.opened()
+        live = tables.live()
+        known, rule = tables.change_rows(live[2]), TableRule(pa.schema(self.row), self.key)
+        new: list[NewFile] = []
+        for manifest in manifests:
+            for part in manifest.parts:
+                file = FileOfEvents(part, manifest.schemas[part.schema_id], part.key_changes)
+                for events in file_events(store, file, rule):
+                    new += write_rows(known.files, new_rows(known, events))
+        change = _done(known.files, change_due(known.live, new, {}))
+        return list(on_run_branch(live, (FileChange(), FileChange(), change), {RUN: run or f"run_{self._runs}"}))
+
+    def changes(self) -> list[dict[str, Any]]:
+        """What a reader of the changes table sees, in the order of the log."""
+        rows = self.catalog.load_table(changes_of(NAME)).scan().to_arrow()
+        return rows.sort_by([(name, "ascending") for name in (SEQ, ROW, SOURCE, OP)]).to_pylist()  # type: ignore[no-any-return]
 
     def table(self, *, tombstones: bool = False) -> Table:
         return self.catalog.load_table(tombstones_of(NAME) if tombstones else NAME)

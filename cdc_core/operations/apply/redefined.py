@@ -9,9 +9,9 @@ Pure functions. Keeps true: each source's chosen batches are the first of those 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from cdc_core.config import Target
+from cdc_core.config import IcebergTarget, Target
 from cdc_core.meta import PlanView
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.unify import conflict
@@ -29,11 +29,10 @@ def before_redefinition(
         for file in view.files[batch.batch_id]:
             schema = schemas[file.schema_id]
             used[file.table, schema.name].append(schema)
-    # Columns that the last definition does not have any more are not merged, whatever types they had.
     apart = {
         one
         for one, defined in used.items()
-        if conflict(list({each.id: each for each in defined}.values()), defined[-1:])
+        if conflict(list({each.id: each for each in defined}.values()), _read(target, one[0], defined))
     }
     by_name: dict[tuple[str, str], dict[str, TableSchema]] = defaultdict(dict)
     by_source: dict[tuple[str, str, str], dict[str, TableSchema]] = defaultdict(dict)
@@ -54,6 +53,12 @@ def before_redefinition(
                 return frozenset(taken) or ids
         taken.add(batch.batch_id)
     return ids
+
+
+def _read(target: Target, table: str, defined: Sequence[TableSchema]) -> Sequence[TableSchema] | None:
+    """The definitions whose columns a run reads. Those that the last one does not have any more are not merged,
+    whatever types they had, but a changes table has them all (None)."""
+    return None if isinstance(target, IcebergTarget) and target.keeps_changes(table) else defined[-1:]
 
 
 def _two_keys(schemas: Iterable[TableSchema]) -> bool:

@@ -37,13 +37,14 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
                 remedy="name columns that every source table of this logical table has",
             )
         if not key and not (isinstance(rule, MysqlTable) and rule.no_key == "rows"):
+            counts = "set no_key: rows next to it, which counts equal rows, or " if isinstance(rule, MysqlTable) else ""
             raise Refused(
                 f"The source table {schema.name} has no primary key and no unique key without nulls, so nothing "
                 f"identifies the rows of {table!r}.",
                 where=where,
                 code="config.table_rule",
-                remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or set "
-                f"no_key: rows next to it, which counts equal rows, or leave {table!r} out of the target's tables",
+                remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or "
+                f"{counts}leave {table!r} out of the target's tables",
             )
         found.setdefault(key, schema)
     if len(found) > 1:

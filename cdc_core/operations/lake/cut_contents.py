@@ -22,6 +22,8 @@ from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.manifest import read_several
 from cdc_core.stage.staged_coverage import feeding_tables, lacking, settled_coverage
 
+NO_MIRROR = "it has no mirror, because no run has had rows of it (`lockstep target create` makes one)"
+
 
 def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | None) -> dict[str, CutSource]:
     """The sources of the last cut, with the batches of a run. Raises what reading manifests raises."""
@@ -51,10 +53,26 @@ def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | N
             coverage = known.coverage
         coverage = settled_coverage(coverage, manifests)
         end = max((one.end for one in manifests), key=lambda one: one.position.seq)
+        coverage = {**_seen(ready, source.name, end.position.seq), **coverage}
         if known is None or known.position.seq <= end.position.seq:
             found[source.name] = CutSource(end.position, end.gtid_set, end.watermark_us, coverage)
         else:
             found[source.name] = CutSource(known.position, known.gtid_set, known.committed_us, coverage)
+    return found
+
+
+def _seen(ready: OpenPipeline, source: str, until_seq: int) -> dict[str, TableCoverage]:
+    """What was seen of tables up to a place, and no manifest says yet: of those without changes, for instance."""
+    covered = ready.meta.coverages.find(source)
+    return {name: one for name, one in covered.tables.items() if name in covered.unstaged and one.seq <= until_seq}
+
+
+def captured_tables(sources: Mapping[str, CutSource]) -> set[str]:
+    """The logical tables of the source tables that are there at a cut."""
+    found = set[str]()
+    for at in sources.values():
+        there = {name: one for name, one in at.coverage.items() if one.absent_seq <= one.seq}
+        found |= feeding_tables((), there).keys()
     return found
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyiceberg.exceptions import NoSuchTableError
+
 from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import Refused, UsageError
 from cdc_core.lake.catalogs import catalog_answers, open_catalog
@@ -71,7 +73,8 @@ def cut_at(store: ObjectStore, target: IcebergTarget, moment: CutMoment) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class CutView:
-    """How to read a mirror at a cut. metadata: of the table, for readers without a catalog. lacks: as in CutTable."""
+    """How to read a mirror at a cut. metadata: of the table, for readers without a catalog; "" if there is no mirror.
+    lacks: as in CutTable."""
 
     logical: str
     name: str
@@ -96,7 +99,13 @@ def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
     found = []
     with open_catalog(target) as catalog, catalog_answers(target):
         for one in cut.tables:
-            table = catalog.load_table(tuple(one.name.split(".")))
+            try:
+                table = catalog.load_table(tuple(one.name.split(".")))
+            except NoSuchTableError:
+                if one.snapshot is not None:
+                    raise
+                found.append(CutView(one.logical, one.name, None, "", one.lacks))
+                continue
             if one.snapshot is not None and table.metadata.snapshot_by_id(one.snapshot) is None:
                 raise Refused(
                     f"The snapshot {one.snapshot} of {one.name} has expired.",

@@ -10,10 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyiceberg.table import Table
+
 from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.lake.catalogs import catalog_answers, open_catalog
 from cdc_core.lake.cut_table import NAME as CUTS
-from cdc_core.lake.lake_tables import tombstones_of
+from cdc_core.lake.lake_schema import CHANGES_KEY
+from cdc_core.lake.lake_tables import CHANGES, changes_of, tombstones_of
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.model.windows import MICROSECONDS, Windows
 from cdc_core.operations.lake.cuts_at import CutMoment, cut_at
@@ -23,7 +26,7 @@ from cdc_core.targets.tables.definition_sql import Origin
 
 _LOADED_AT = (
     "select max(committed_at) from {{{{ source('{source}', '" + CUTS + "') }}}} "
-    "where mirror = '{{{{ this.schema }}}}.{{{{ this.identifier }}}}'"
+    "where mirror = '{{{{ this.schema }}}}.{{{{ this.identifier.removesuffix(\"" + CHANGES + "\") }}}}'"
 )
 _VERSION_COMMENT = "Lockstep's: the change that the row comes from"
 _LOOKED_AT_US = range(0, 14 * 24 * 60 * 60 * MICROSECONDS, 37 * 60 * MICROSECONDS)
@@ -87,17 +90,25 @@ def dbt_source(pipeline: Pipeline, store: ObjectStore, target: IcebergTarget) ->
     with open_catalog(target) as catalog, catalog_answers(target):
         for one in cut.tables:
             identifier = tuple(one.name.split("."))
-            schema = catalog.load_table(identifier).schema()
+            if one.snapshot is None and not catalog.table_exists(identifier):
+                continue
             key = tuple(field.name for field in catalog.load_table(tombstones_of(identifier)).schema().fields[:-1])
             comment, comments = _comments(origins.get(one.logical, ()))
-            columns = (
-                DbtColumn(field.name, str(field.field_type), comments.get(field.name.lower(), ""))
-                for field in schema.fields
-            )
-            tables.append(DbtTable(identifier[-1], tuple(columns), key, comment))
+            tables.append(_dbt_table(catalog.load_table(identifier), key, comment, comments))
+            if target.keeps_changes(one.logical) and catalog.table_exists(changes_of(identifier)):
+                changes = catalog.load_table(changes_of(identifier))
+                tables.append(_dbt_table(changes, CHANGES_KEY, "every change, once", comments))
     tables.sort(key=lambda table: table.name)
     name = f"{pipeline.pipeline}_{target.name}"
     return DbtSource(name, target.name, target.namespace, tuple(tables), longest_window_minutes(pipeline.windows))
+
+
+def _dbt_table(table: Table, key: Sequence[str], comment: str, comments: Mapping[str, str]) -> DbtTable:
+    """comments: of columns, by their names in lower case."""
+    columns = (
+        DbtColumn(one.name, str(one.field_type), comments.get(one.name.lower(), "")) for one in table.schema().fields
+    )
+    return DbtTable(table.name()[-1], tuple(columns), tuple(key), comment)
 
 
 def _comments(origins: Iterable[Origin]) -> tuple[str, Mapping[str, str]]:

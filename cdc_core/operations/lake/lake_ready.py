@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
 from cdc_core.config import IcebergTarget, Pipeline
@@ -50,10 +49,9 @@ def require_lake(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
     with catalog_answers(target):
         cut_table.ensure(catalog, target, owner_of(ready.name, name))  # first of all: it says whose the namespace is
         for table in tables:
-            columns = list(merged_row(table.table, plan.schemas_of(table), plan.current_schemas(table)))
             renamed = followed_renames(renames.get(table.table, ()), plan.current_schemas(table), plan, table)
             try:
-                _require_table(catalog, target, ready.name, table, columns, renamed)
+                _require_table(catalog, target, plan, table, renamed)
             except LockstepError as error:
                 if error.retriable:
                     raise
@@ -70,22 +68,23 @@ def follow_columns(ready: OpenPipeline, target: IcebergTarget, wanted: Mapping[s
         for logical, one in wanted.items():
             schemas, name = [origin.schema for origin in one.origins], identifier(target, logical)
             if catalog.table_exists(name):
-                there = opened(catalog, name, mirror_rule(target, ready.name, logical, one.key))
+                there = opened(catalog, name, mirror_rule(target, ready.name, logical, one.key), one.renamed)
                 show_schema(followed(there, list(merged_row(logical, schemas, schemas)), one.renamed))
 
 
 def _require_table(
     catalog: Catalog,
     target: IcebergTarget,
-    pipeline: str,
+    plan: RunPlan,
     table: MergeTable,
-    columns: Sequence[pa.Field],
     renamed: Sequence[tuple[str, str]],
 ) -> None:
     rule, name = target.table(table.table), identifier(target, table.table)
     assert rule is not None
-    made = mirror_rule(target, pipeline, table.table, table.key)
-    open_it = partial(opened, catalog, name, made)
+    made, schemas = mirror_rule(target, plan.pipeline, table.table, table.key), plan.schemas_of(table)
+    columns = list(merged_row(table.table, schemas, plan.current_schemas(table)))
+    every = list(merged_row(table.table, schemas, None)) if made.changes else []
+    open_it = partial(opened, catalog, name, made, renamed)
     try:
         there = open_it()
     except TableMissing:
@@ -94,7 +93,7 @@ def _require_table(
         create(catalog, name, made, columns)
         log.info("created %s", name_of(name))
         there = open_it()
-    if required_schemas(there, columns, renamed):
+    if required_schemas(there, columns, renamed, every):
         if rule.on_new_column == "stop":
             raise Refused(
                 f"{name_of(name)} lacks columns that the source has now.",
@@ -102,4 +101,4 @@ def _require_table(
                 code="target.definition",
                 remedy="set on_new_column: add for the table, so that runs follow the source's columns",
             )
-        followed(there, columns, renamed)
+        followed(there, columns, renamed, every)

@@ -1,5 +1,6 @@
 """Maintenance of a lake: the first run of each hour does it, after its commit, and that of each day looks for files
-that nothing names; `lockstep lake maintain` does both at any time.
+that nothing names, and for tombstones that a purge of the stage has made useless; `lockstep lake maintain` does all at
+any time.
 
 Compaction is not here: each run that writes a table leaves it with few files (cdc_core/lake/compaction.py).
 """
@@ -15,9 +16,12 @@ from cdc_core.errors import LockstepError
 from cdc_core.lake import cut_table
 from cdc_core.lake.catalogs import catalog_answers, name_of
 from cdc_core.lake.expiry import GRACE_US, Forgotten, forget, kept_cuts, remove_orphans, tag_of
-from cdc_core.lake.lake_tables import tombstones_of
+from cdc_core.lake.lake_tables import changes_of, tombstones_of
+from cdc_core.lake.tombstone_expiry import forget_tombstones
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import cuts
+from cdc_core.stage import horizon as horizons
+from cdc_core.stage.manifest import read_several
 
 log = logging.getLogger(__name__)
 _HOUR_US = 3_600_000_000
@@ -31,6 +35,7 @@ class Maintained:
     forgotten: int
     tables: Forgotten
     orphans: int
+    tombstones: int = 0
     problems: tuple[str, ...] = ()
 
 
@@ -41,16 +46,16 @@ def maintain_hourly(ready: OpenPipeline, target: IcebergTarget) -> None:
     if len(hours) == 2 and hours[0] == hours[1]:
         return
     try:
-        done = maintain(ready, target, orphans=len({hour // 24 for hour in hours}) == 2)
+        done = maintain(ready, target, daily=len({hour // 24 for hour in hours}) == 2)
     except LockstepError as error:
         log.warning("%s: maintenance: %s", target.name, error)
         return
     log.info("%s: maintenance: %s", target.name, done)
 
 
-def maintain(ready: OpenPipeline, target: IcebergTarget, *, orphans: bool = True) -> Maintained:
-    """orphans: also removes files that nothing names, for which it lists every folder. Raises what reading cuts and
-    opening the catalog raise."""
+def maintain(ready: OpenPipeline, target: IcebergTarget, *, daily: bool = True) -> Maintained:
+    """daily: also removes files that nothing names, for which it lists every folder, and tombstones. Raises what
+    reading cuts and opening the catalog raise."""
     now_us = ready.meta.now_us()
     catalog, of_cuts = ready.catalogs.of(target), cut_table.identifier_of(target)
     with catalog_answers(target):
@@ -66,21 +71,44 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, orphans: bool = True
             mine = tags.setdefault(one.name, {})
             if one.snapshot is not None and one.snapshot not in mine.values():
                 mine[tag_of(cut)] = one.snapshot
-    names = {tuple(one.name.split(".")) for _, cut in known for one in cut.tables}
+    tables = [one for _, cut in known for one in cut.tables if one.snapshot is not None]
+    names = {tuple(one.name.split(".")): one.logical for one in tables}
     gone = [path for path, cut in known if cut not in kept and now_us - cut.made_us > GRACE_US]
     stay = {cut.run_id for path, cut in known if path not in gone}
-    total, removed, problems = Forgotten(0, 0, 0), 0, list[str]()
-    for identifier in sorted({*names, *map(tombstones_of, names), of_cuts}):
+    total, removed, dug_up, problems = Forgotten(0, 0, 0), 0, 0, list[str]()
+    begins = _begins(ready) if daily else {}
+    buried = {tombstones_of(name) for name in names}
+    changes = {changes_of(name) for name, logical in names.items() if target.keeps_changes(logical)}
+    for identifier in sorted({*names, *buried, *changes, of_cuts}):
         name = name_of(identifier)
         try:
             with catalog_answers(target):
+                if identifier in changes and not catalog.table_exists(identifier):  # the next run makes it
+                    continue
                 if identifier == of_cuts:
                     cut_table.prune(catalog.load_table(identifier), stay, now_us - GRACE_US)
+                if identifier in buried and begins:
+                    dug_up += forget_tombstones(catalog.load_table(identifier), begins)
                 total += forget(catalog.load_table(identifier), tags.get(name, {}), now_us)
-                if orphans:
+                if daily:
                     removed += remove_orphans(catalog.load_table(identifier), now_us)
         except LockstepError as error:
             problems.append(f"{name}: {error.what}")
     for path in gone:
         ready.store.delete(path)
-    return Maintained(len(kept), len(gone), total, removed, tuple(problems))
+    return Maintained(len(kept), len(gone), total, removed, dug_up, tuple(problems))
+
+
+def _begins(ready: OpenPipeline) -> dict[str, int]:
+    """For each source whose history was purged, the least order key that a change of it may still come with: copied
+    rows are older than their batch."""
+    found: dict[str, int] = {}
+    for source in [one.name for one in ready.pipeline.sources]:
+        horizon = horizons.read(ready.store, source)
+        if horizon is not None:
+            begin = horizon.position.seq
+            copied = [one.manifest for one in ready.meta.batches.find(source) if one.copied and one.begin.seq >= begin]
+            lows = [chunk.low for one in read_several(ready.store, source, copied) for chunk in one.chunks]
+            lows += [one.chunk.low for one in ready.meta.copies.chunks(source)]
+            found[source] = min([begin, *(low.seq - 1 for low in lows)])
+    return found

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from pyiceberg.table import Table
+
 from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import LockstepError, TableMissing
 from cdc_core.lake import cut_table
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
 from cdc_core.lake.lake_tables import create, mirror_rule, opened, owner_of, required_schemas
 from cdc_core.lake.publication import publishes_together
+from cdc_core.lake.snapshots import head, said
+from cdc_core.model.readable import counted, size
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.apply.table_rules import key_of
 from cdc_core.operations.check.findings import Findings
@@ -48,6 +52,14 @@ def create_mirrors(
     return made
 
 
+def _grown(changes: Table) -> str:
+    snapshot = head(changes)
+    rows, bytes_ = (
+        int(said(snapshot, name) or 0) if snapshot is not None else 0 for name in ("total-records", "total-files-size")
+    )
+    return f"{name_of(changes.name())} has {counted(rows, 'change')} in {size(bytes_)}, and keeps each one"
+
+
 def check_lake(
     pipeline: Pipeline,
     target: IcebergTarget,
@@ -80,7 +92,8 @@ def check_lake(
                 return "a table to create with the next run"
             there.live()
             new = required_schemas(there, columns)
-        return "columns to follow with the next run" if new else "with the columns and key of the source"
+        found = "columns to follow with the next run" if new else "with the columns and key of the source"
+        return found if there.changes is None else f"{found}; {_grown(there.changes)}"
 
     for name, schemas in logical.items():
         if target.table(name) is not None:

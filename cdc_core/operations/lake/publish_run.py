@@ -11,16 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from pyiceberg.catalog import Catalog
+
 from cdc_core.config import IcebergTarget
 from cdc_core.lake import cut_table
-from cdc_core.lake.catalogs import catalog_answers, name_of
+from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
 from cdc_core.lake.publication import BaseSnapshots, LakeSnapshot, branch_of, publish
-from cdc_core.lake.snapshots import PLAN, RUN, said
+from cdc_core.lake.snapshots import PLAN, RUN, head, said
 from cdc_core.model.cut import Cut, CutTable
 from cdc_core.model.json_codec import parsed
 from cdc_core.model.readable import counted
 from cdc_core.model.run_plan import RunPlan, lake_path
-from cdc_core.operations.lake.cut_contents import lacking_rows, sources_after
+from cdc_core.operations.lake.cut_contents import NO_MIRROR, captured_tables, lacking_rows, sources_after
 from cdc_core.operations.lake.lake_ready import lake_of
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import cuts
@@ -43,7 +45,7 @@ def publish_run(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
         if any((said(one, RUN), said(one, PLAN)) == (plan.run_id, plan.digest) for one in shown):
             publish(catalog, snapshots)
             return
-        cut = _cut(ready, plan, target, snapshots)
+        cut = _cut(ready, plan, catalog, target, snapshots)
         of_cut = cut_table.with_cut(table, cut, of_run, branch_of(plan.run_id))
         cuts.prepare(ready.store, cut, of_cut.snapshot)
         publish(catalog, [*snapshots, of_cut])
@@ -51,9 +53,12 @@ def publish_run(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
     cuts.complete(ready.store, name, {of_cut.snapshot})
 
 
-def _cut(ready: OpenPipeline, plan: RunPlan, target: IcebergTarget, snapshots: Sequence[LakeSnapshot]) -> Cut:
+def _cut(
+    ready: OpenPipeline, plan: RunPlan, catalog: Catalog, target: IcebergTarget, snapshots: Sequence[LakeSnapshot]
+) -> Cut:
     """The tables as the last cut has them, but those that the run is about: what it has made of each, or else what it
-    is based on, which a run that was killed after its publication may have made."""
+    is based on, which a run that was killed after its publication may have made. Captured tables that no run has had
+    rows of are in it, too."""
     last = cuts.newest(ready.store, target.name)
     raw = find(ready.store, lake_path(plan.filtered_folder(target.name)))
     bases = [] if raw is None else parsed(list[BaseSnapshots], raw)
@@ -63,6 +68,17 @@ def _cut(ready: OpenPipeline, plan: RunPlan, target: IcebergTarget, snapshots: S
     for base in bases:
         tables[base.table] = name_of(base.identifier), made.get(base.identifier, base.rows)
     sources = sources_after(ready, plan, target.name, last)
+    without_rows = [one for one in captured_tables(sources) if tables.get(one, ("", None))[1] is None]
+    without_mirror = set[str]()
+    for logical in without_rows:
+        if target.table(logical) is not None and logical not in {base.table for base in bases}:
+            name = identifier(target, logical)
+            if not catalog.table_exists(name):
+                without_mirror.add(logical)
+            elif head(catalog.load_table(name)) is not None:  # of a run that no cut tells of
+                continue
+            tables[logical] = name_of(name), None
     lacking = lacking_rows(ready, plan, target.name, sources, tables, last)
+    lacking |= {one: (*lacking[one], NO_MIRROR) for one in without_mirror}
     of_tables = tuple(CutTable(one, *tables[one], lacking[one]) for one in sorted(tables))
     return Cut(plan.run_id, target.name, ready.meta.now_us(), sources, of_tables)

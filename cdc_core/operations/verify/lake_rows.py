@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -77,7 +77,7 @@ class LakeSide(TargetSide):
         `catalog_answers`."""
         name = identifier(config, rule.logical)
         with catalog_answers(config):
-            mirror = MirrorRows(opened_tables(catalog, name, rule).rows, rule.key)
+            mirror = MirrorRows(opened_tables(catalog, name, replace(rule, changes=False)).rows, rule.key)
         return cls(
             target=config.name,
             logical=rule.logical,

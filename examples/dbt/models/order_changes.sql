@@ -1,5 +1,5 @@
--- Every change of an order, once, also after a purge of the stage. New ones are found by their place in the log and not
--- as those above the highest _cdc_seq: copied and repaired rows are staged after changes that are newer than they are.
+-- Every change of an order, once. New ones are found by their place in the log and not as those above the highest
+-- _cdc_seq: copied and repaired rows come after changes that are newer than they are.
 {{ config(materialized='incremental', incremental_strategy='append') }}
 
 select
@@ -10,9 +10,10 @@ select
     _cdc_op,
     _cdc_ts,
     _cdc_source,
+    _cdc_source_table,
     _cdc_seq,
     _cdc_row
-from {{ source('shop_history', 'orders') }} as staged
+from {{ source('shop_lake', 'orders__changes') }} as published
 {% if is_incremental() %}
-anti join {{ this }} as known using (_cdc_source, _cdc_seq, _cdc_row, order_id)
+anti join {{ this }} as known using (_cdc_source, _cdc_seq, _cdc_row, _cdc_op)
 {% endif %}
