@@ -40,6 +40,7 @@ from cdc_core.lake.snapshots import (
     NUMBER,
     PLAN,
     RUN,
+    WITH_CHANGES,
     WITH_TOMBSTONES,
     FileChange,
     LiveFiles,
@@ -61,11 +62,12 @@ HEIR_OF = "lockstep.heir_of"
 
 @dataclass(frozen=True)
 class LakeRows:
-    """What a table keeps of some keys. positions: of their rows, by data file. present: those that readers see now,
-    which stay. snapshots: those that have such rows, or may, and how many. strays: files that no snapshot names."""
+    """What a table keeps of some keys. order: the columns that order its rows. positions: of their rows, by data file.
+    present: those that readers see now, which stay. snapshots: those that have such rows, or may, and how many. strays:
+    files that no snapshot names."""
 
     table: Table
-    key: tuple[str, ...]
+    order: tuple[str, ...]
     positions: Mapping[str, BitMap]
     present: Mapping[str, BitMap]
     snapshots: Mapping[int, int]
@@ -112,11 +114,20 @@ class _Look:
         return not self._apart((low,), (high,))
 
 
-def find(table: Table, key: tuple[str, ...], mask: Mask, apart: Apart, *, spares_present: bool) -> LakeRows:
+def find(
+    table: Table,
+    key: tuple[str, ...],
+    mask: Mask,
+    apart: Apart,
+    *,
+    order: tuple[str, ...] = (),
+    spares_present: bool = False,
+) -> LakeRows:
     """Reads all files of all snapshots, as far as their statistics do not say that they have none of the keys.
 
-    spares_present: rows that readers see now, and that do not say that they are deleted, stay there. Raises DataAtRisk
-    (lake.foreign_write), and what the catalog raises."""
+    order: the columns that order the table's rows, if these are not the key. spares_present: rows that readers see now,
+    and that do not say that they are deleted, stay there. Raises DataAtRisk (lake.foreign_write), and what the catalog
+    raises."""
     files = table_files(table, latest_schema(table), key)
     look, present, snapshots = _Look(files, mask, apart), dict[str, BitMap](), dict[int, int]()
     seen = head(table)
@@ -140,7 +151,7 @@ def find(table: Table, key: tuple[str, ...], mask: Mask, apart: Apart, *, spares
             snapshots[snapshot.snapshot_id] = count
     positions = {path: rows for path, rows in look.rows.items() if rows}
     strays = tuple(path for path, _ in unnamed_files(table, whole=False) if _is_stray(files, look, path))
-    return LakeRows(table, key, positions, present, snapshots, strays)
+    return LakeRows(table, order or key, positions, present, snapshots, strays)
 
 
 def _entries(table: Table, snapshot: Snapshot) -> Iterator[ManifestEntry]:
@@ -200,9 +211,9 @@ def _appoint(table: Table, snapshot: Snapshot, found: LakeRows, made: dict[tuple
     """made: what was written instead of files, which several snapshots may name."""
     names = {name: ref for name, ref in table.metadata.refs.items() if ref.snapshot_id == snapshot.snapshot_id}
     schema = table.schema() if snapshot.schema_id is None else table.schemas()[snapshot.schema_id]
-    then = (schema.find_column_name(latest_schema(table).find_field(name).field_id) for name in found.key)
+    then = (schema.find_column_name(latest_schema(table).find_field(name).field_id) for name in found.order)
     files = table_files(table, schema, tuple(name for name in then if name is not None))
-    live, added, removed = LiveFiles(table, snapshot, found.key), list[NewFile](), set[str]()
+    live, added, removed = LiveFiles(table, snapshot, found.order), list[NewFile](), set[str]()
     spared = found.present if MAIN in names else {}
     for one in live.files:
         if gone := found.positions.get(one.path, BitMap()) - spared.get(one.path, BitMap()):
@@ -212,7 +223,8 @@ def _appoint(table: Table, snapshot: Snapshot, found: LakeRows, made: dict[tuple
             added += made[of]
             removed.add(one.path)
     ours = own(table, snapshot) if MAIN in names else snapshot
-    properties = {name: said(ours, name) for name in (RUN, NUMBER, PLAN, WITH_TOMBSTONES) if ours and said(ours, name)}
+    names_of_run = (RUN, NUMBER, PLAN, WITH_TOMBSTONES, WITH_CHANGES)
+    properties = {name: said(ours, name) for name in names_of_run if ours and said(ours, name)}
     properties[HEIR_OF] = str(snapshot.snapshot_id)
     change = FileChange(tuple(added), frozenset(removed), unnamed=True)
     heir = as_compaction(snapshot_of(live, change, schema, properties))

@@ -131,7 +131,8 @@ class MadeLake:
         self._runs += 1
         run = run or f"run_{self._runs}"
         tables = self.opened()
-        rows, tombstones = tables.live()
+        live = tables.live()
+        rows, tombstones = live[:2]
         mirror = tables.mirror(rows, tombstones)
         removing = tuple(one.version for one in changes if one.op == "t")
         new = _New()
@@ -142,7 +143,7 @@ class MadeLake:
             _done(mirror.rows, change_due(mirror.live, new.rows, new.gone)),
             _done(mirror.tombstones, change_due(mirror.buried, new.tombstones, new.dug_up)),
         )
-        made = on_run_branch((rows, tombstones), changes_of, {RUN: run})
+        made = on_run_branch(live, (*changes_of, FileChange())[: len(live)], {RUN: run})
         return Applied(list(made), new.classes)
 
     def append(self, store: ObjectStore, manifests: Iterable[Manifest], run: str = "") -> list[LakeSnapshot]:

@@ -1,4 +1,4 @@
-"""Rows of mirrors in lakes, and their tombstones. Cuts stay: they have the heirs of the snapshots that had the rows."""
+"""Rows of mirrors in lakes, their tombstones and changes. Cuts stay: they get heirs of the snapshots that had them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cdc_core.lake import cut_table
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
 from cdc_core.lake.lake_erasure import LakeRows, appoint, expire
 from cdc_core.lake.lake_erasure import find as find_rows
-from cdc_core.lake.lake_tables import mirror_rule, tombstones_of
+from cdc_core.lake.lake_schema import CHANGES_KEY
+from cdc_core.lake.lake_tables import changes_of, mirror_rule, tombstones_of
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.forget.erase_traces import key_at
 from cdc_core.operations.forget.erased_keys import ErasedKeys
@@ -22,15 +23,15 @@ from cdc_core.stage import cuts
 
 @dataclass(frozen=True)
 class LakeTraces:
-    """What one lake has under the keys: in the mirror, and in its tombstones."""
+    """What one lake has under the keys: in the mirror, and in the tables beside it, of tombstones and of changes."""
 
     target: IcebergTarget
     mirror: LakeRows
-    tombstones: LakeRows
+    beside: tuple[LakeRows, ...]
 
     @property
     def places(self) -> list[tuple[str, str, int]]:
-        return [*self.mirror.places, *self.tombstones.places]
+        return [place for table in (self.mirror, *self.beside) for place in table.places]
 
     @property
     def present(self) -> int:
@@ -46,9 +47,10 @@ class LakeTraces:
                 heirs = appoint(self.mirror, [one.snapshot for one in of_cuts if one.name == name and one.snapshot])
                 cuts.inherit(opened.store, self.target.name, name, heirs)
                 cut_table.inherit(cut_table.opened(catalog, self.target), name, heirs)
-            appoint(self.tombstones, ())
-            for one in (self.mirror, self.tombstones):
-                expire(one)
+            for table in self.beside:
+                appoint(table, ())
+            for table in (self.mirror, *self.beside):
+                expire(table)
 
 
 def find_in_lakes(opened: OpenPipeline, keys: ErasedKeys, schemas: Sequence[TableSchema]) -> Iterator[LakeTraces]:
@@ -65,5 +67,8 @@ def find_in_lakes(opened: OpenPipeline, keys: ErasedKeys, schemas: Sequence[Tabl
             shape = shape_of(LakeSide.opened(target, catalog, rule, shared=False), schemas, schemas)
             wanted = matching(shape, sorted(keys.texts))
             mirror = find_rows(catalog.load_table(name), key, *wanted, spares_present=True)
-            buried = find_rows(catalog.load_table(tombstones_of(name)), key, *wanted, spares_present=False)
-        yield LakeTraces(target, mirror, buried)
+            beside = [find_rows(catalog.load_table(tombstones_of(name)), key, *wanted)]
+            if catalog.table_exists(changes_of(name)):
+                changes = catalog.load_table(changes_of(name))
+                beside.append(find_rows(changes, key, *wanted, order=CHANGES_KEY))
+        yield LakeTraces(target, mirror, tuple(beside))

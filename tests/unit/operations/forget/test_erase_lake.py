@@ -80,22 +80,23 @@ def lake(staged: Staged) -> Iterator[Lake]:
     one = lives(staged)
     catalog = {"type": "sql", "uri": f"sqlite:///{one.root}/catalog.db", "warehouse": (one.root / "warehouse").as_uri()}
     rule = {"name": "lake", "kind": "iceberg", "catalog": catalog, "namespace": "shop"}
-    target = IcebergTarget.model_validate({**rule, "tables": {ORDERS: {"table": "t"}}})
+    target = IcebergTarget.model_validate({**rule, "tables": {ORDERS: {"table": "t", "changes": "table"}}})
     line = replace(one.line, pipeline=one.line.pipeline.model_copy(update={"targets": (target,)}))
     columns = [("id", pa.int64()), ("note", pa.string())]
-    made = MadeLake(one.root, columns, logical=ORDERS, owner="line/lake")
+    made = MadeLake(one.root, columns, logical=ORDERS, owner="line/lake", changes=True)
     found = Lake(replace(one, line=line), made)
     found.apply(*(upsert(1, number, "n") for number in range(10, 30)))
     found.apply(upsert(2, 9, "canary-old"), upsert(2, 10, "m"))
     found.apply(upsert(3, 9, "canary-new"))
     found.apply(delete(4, 9, "canary-new"), upsert(4, 11, "m"))
+    publish(made.catalog, made.append(line.store, one.batches))
     line.meta.records.seed("lake", list(line.meta.batches.find("shop")))
     yield found
     made.catalog.engine.dispose()
 
 
 def test_a_row_goes_from_the_lake_and_each_cut_stays_without_it(lake: Lake) -> None:
-    before = lake.at_cuts()
+    before, changes = lake.at_cuts(), lake.made.changes()
     assert len(before) == 4
     listed = lake.erase(dry_run=True)
     assert {"lake file", "lake snapshot", "staged"} == {place.kind for place in listed.places}
@@ -104,6 +105,7 @@ def test_a_row_goes_from_the_lake_and_each_cut_stays_without_it(lake: Lake) -> N
     assert lake.erase().places == listed.places
     assert lake.left() == []
     assert lake.at_cuts() == before
+    assert lake.made.changes() == [row for row in changes if row["id"] != 9] != changes
     assert maintain(lake.opened, lake.one.line.pipeline.targets[0]).problems == ()
     lake.apply(upsert(6, 12, "m"))
     assert lake.at_cuts()[1:] == before
