@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -47,17 +47,6 @@ class CutoverOptions(Model):
     chase: Age = Field("1h", description="how long to wait for three quick runs before giving up")
     patience_s: float = Field(
         10.0, gt=0, description="how long to wait for transactions that are open when writes stop"
-    )
-    open_transactions: Literal["wait", "kill"] = Field(
-        "wait",
-        description="transactions still open after patience_s. wait: roll the cutover back; kill: end their "
-        "connections (MySQL: of those that wrote to the tables; MariaDB: of all that changed rows "
-        "on the server)",
-    )
-    prepared_transactions: Literal["wait", "rollback"] = Field(
-        "wait",
-        description="prepared XA transactions without a connection. wait: roll the cutover back; rollback: roll"
-        " back all of them on the server",
     )
     attempts: int = Field(3, ge=1, le=100, description="how often writes are stopped before the command gives up")
     evidence: Age = Field("24h", description="a full verification older than this is made again first")

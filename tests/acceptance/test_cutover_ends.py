@@ -484,61 +484,6 @@ SECOND = """
 """
 
 
-@pytest.mark.matrix
-@FROM_MYSQL
-@pytest.mark.timeout(600)
-def test_transactions_that_do_not_end_are_ended_if_the_policy_says_so(lockstep: Any, servers: tuple[Any, Any]) -> None:
-    with shop(lockstep, *servers) as made:
-        lockstep("run", "shop.yaml")
-        made.source.run("XA START 'a','b',7", f"UPDATE {made.name}.items SET n = 77 WHERE id = 1000",
-                        "XA END 'a','b',7", "XA PREPARE 'a','b',7")  # fmt: skip
-        # Beside what is prepared a MariaDB compares nothing: there both are ended by one cutover.
-        both = isinstance(made.source, MariaDb)
-        prepared = ", prepared_transactions: rollback"
-        made.behave(more=f"attempts: 1, patience_s: 1, open_transactions: kill{prepared if both else ''}")
-        with (
-            made.source.connect(autocommit=False) as session,
-            session.cursor() as writing,
-            made.source.connect(autocommit=False) as other,
-            other.cursor() as reading,
-        ):
-            writing.execute(f"UPDATE {made.name}.orders SET n = 99 WHERE id = 1000")
-            reading.execute(f"SELECT n FROM {made.name}.orders")
-            first = lockstep("cutover", "run", "shop.yaml", code=75)  # no gate closes beside the one that reads
-            with pytest.raises(pymysql.err.MySQLError):
-                session.commit()
-            other.commit()
-            reading.execute("XA RECOVER")
-            assert len(reading.fetchall()) == (0 if both else 1)  # what is prepared is not decided
-            other.commit()
-
-        if not both:
-            assert "a transaction uses a table" in json.loads(first.out)["error"]["what"]
-        made.behave(more=f"attempts: 1, patience_s: 1{prepared}")
-        done = lockstep("cutover", "run", "shop.yaml")
-        assert "ended the prepared XA transaction" in (first if both else done).err
-        assert json.loads(done.out)["state"] == "WATCH"
-        for table in TABLES:
-            assert made.new(table) == made.old(table) == REST
-
-
-@FROM_MARIADB
-@pytest.mark.timeout(600)
-def test_what_stays_prepared_is_ended_at_the_server_that_is_read(lockstep: Any, servers: tuple[Any, Any]) -> None:
-    """The first server that the pipeline names is gone: it was read before a failover."""
-    with shop(lockstep, *servers) as made:
-        lockstep.environ["GONE"] = "mysql://root@127.0.0.1:9"
-        made.behave(more="attempts: 1, patience_s: 1, prepared_transactions: rollback")
-        path = made.folder / "shop.yaml"
-        path.write_text(path.read_text().replace("connection: env:SOURCE", "connection: [env:GONE, env:SOURCE]"))
-        lockstep("run", "shop.yaml")
-        made.source.run("XA START 'a','b',7", f"UPDATE {made.name}.items SET n = 77 WHERE id = 1000",
-                        "XA END 'a','b',7", "XA PREPARE 'a','b',7")  # fmt: skip
-        assert json.loads(lockstep("cutover", "run", "shop.yaml").out)["state"] == "WATCH"
-        for table in TABLES:
-            assert made.new(table) == made.old(table) == REST
-
-
 FUNCTIONS = """
 import pathlib, time
 

@@ -28,7 +28,6 @@ from cdc_core.targets.bookkeeping.gates import (
     require_gates,
     require_not_left,
 )
-from cdc_core.targets.bookkeeping.patience import Patience
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.lab.databases import own_database
@@ -68,7 +67,7 @@ def pair_in(database: str, old: str = "a", new: Sequence[str] = ("b",)) -> Table
 
 
 def test_writers_wait_while_tables_are_locked_and_readers_do_not(server: Any, database: str) -> None:
-    with ThreadPoolExecutor(1) as pool, locked(places_in(database), patience=Patience(5), held_s=30) as locks:
+    with ThreadPoolExecutor(1) as pool, locked(places_in(database), patience_s=5, held_s=30) as locks:
         writer = pool.submit(server.run, f"INSERT INTO {database}.a VALUES (1, 1)")
         time.sleep(0.5)
         assert not writer.done()
@@ -80,7 +79,7 @@ def test_writers_wait_while_tables_are_locked_and_readers_do_not(server: Any, da
 
 
 def test_a_lock_is_freed_when_its_process_says_nothing(server: Any, database: str) -> None:
-    with locked(places_in(database), patience=Patience(5), held_s=1):
+    with locked(places_in(database), patience_s=5, held_s=1):
         server.run(f"INSERT INTO {database}.a VALUES (1, 1)")  # waits for the server to end the session
 
 
@@ -90,7 +89,7 @@ def test_tables_are_locked_only_after_transactions_that_have_written_to_them(
 ) -> None:
     if prepared:
         server.run("XA START 'm'", f"INSERT INTO {database}.b VALUES (1, 1)", "XA END 'm'", "XA PREPARE 'm'")
-        with raises(RetryLater, "cutover.locked"), locked(places_in(database), patience=Patience(1), held_s=30):
+        with raises(RetryLater, "cutover.locked"), locked(places_in(database), patience_s=1, held_s=30):
             pass
         server.run("XA COMMIT 'm'")
     else:
@@ -104,10 +103,10 @@ def test_tables_are_locked_only_after_transactions_that_have_written_to_them(
 
             timer = threading.Timer(1, commit)
             timer.start()
-            with locked(places_in(database), patience=Patience(30), held_s=30):
+            with locked(places_in(database), patience_s=30, held_s=30):
                 assert committing.is_set()  # its answer may be on its way still
             timer.join()
-    with locked(places_in(database), patience=Patience(1), held_s=30):
+    with locked(places_in(database), patience_s=1, held_s=30):
         assert server.run(f"SELECT * FROM {database}.b") == [(1, 1)]
 
 
@@ -135,7 +134,7 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
     with server.connect(autocommit=False) as old, old.cursor() as cursor, ThreadPoolExecutor(24) as pool:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor.execute(f"SELECT * FROM {database}._lockstep_gate")
-        with locked(places, patience=Patience(5), held_s=30) as locks:
+        with locked(places, patience_s=5, held_s=30) as locks:
             before = [pool.submit(write, number) for number in range(12)]
             time.sleep(0.3)
             close_gates(places, "shop", "t1")
@@ -278,7 +277,7 @@ def test_no_kind_of_write_passes_a_gate(server: Any, database: str) -> None:
 
 def test_locks_that_a_server_has_ended_are_noticed_when_the_gates_are_closed(server: Any, database: str) -> None:
     """Who wrote meanwhile may have prepared an XA transaction, whose commit comes after the log was looked at."""
-    with locked(places_in(database), patience=Patience(5), held_s=1) as locks:
+    with locked(places_in(database), patience_s=5, held_s=1) as locks:
         assert locks.held()
         server.run(f"INSERT INTO {database}.a VALUES (1, 1)")  # waits for the server to end the session
         assert not locks.held()

@@ -50,7 +50,7 @@ def _open(session: Any, reference: str, findings: Findings) -> None:
             findings.warn(
                 reference,
                 f"{opened}, with {counted(int(rows), 'row')}",
-                "writes are not stopped before it ends (cutover.patience_s, cutover.open_transactions)",
+                "writes are not stopped before it ends (cutover.patience_s)",
             )
         else:
             findings.warn(
@@ -84,5 +84,5 @@ def _prepared(session: Any, reference: str, findings: Findings) -> None:
         findings.warn(
             reference,
             f"the XA transaction {name!r} is prepared",
-            "writes are not stopped before it ends: XA COMMIT or XA ROLLBACK, or cutover.prepared_transactions",
+            "writes are not stopped before it ends: XA COMMIT or XA ROLLBACK",
         )

@@ -12,7 +12,6 @@ from cdc_core.model.position import Position
 from cdc_core.operations.cutover.catching_up import catch_up
 from cdc_core.operations.cutover.clock import Clock, Laps
 from cdc_core.operations.cutover.cutover_states import State
-from cdc_core.operations.cutover.evictions import patience
 from cdc_core.operations.cutover.locks import locked
 from cdc_core.operations.cutover.moving import Moving
 from cdc_core.operations.cutover.preparing import undisturbed
@@ -55,7 +54,7 @@ def held(
     patience_s = options.patience_s if options.stop_with is None else min(options.patience_s, round(clock.left_s, 1))
     with locked(
         tables.sources,
-        patience=patience(work, tables, patience_s),
+        patience_s=patience_s,
         held_s=held_s,
         taking=clock.release_first,
     ) as locks:

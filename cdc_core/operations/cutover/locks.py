@@ -23,7 +23,6 @@ from cdc_core.errors import RetryLater
 from cdc_core.mysql.connections import SafeConnection, connect, quote, resolve
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.targets.bookkeeping.gates import Places
-from cdc_core.targets.bookkeeping.patience import Patience
 from cdc_core.targets.reading.target_faults import translated, translating
 
 LOCK_WAIT_S = 2
@@ -106,29 +105,28 @@ class Locks:
 def locked(
     places: Places,
     *,
-    patience: Patience,
+    patience_s: float,
     held_s: float,
     taking: Callable[[Callable[[], None]], None] = lambda release: None,
 ) -> Iterator[Locks]:
-    """Locks all tables against writes, for the block. patience: with transactions under way, which are waited for
-    LOCK_WAIT_S at a time, for others queue behind the request. held_s: after which a server frees the locks of a
+    """Locks all tables against writes, for the block. patience_s: how long transactions under way are waited
+    for, LOCK_WAIT_S at a time, for others queue behind the request. held_s: after which a server frees the locks of a
     process that says nothing. taking: receives what releases them, before the first is taken.
 
     Raises RetryLater (cutover.locked), and what connections.connect raises.
     """
-    locks = Locks(places)
+    locks, end_s = Locks(places), time.monotonic() + patience_s
     try:
         locks.connect(held_s)
         taking(locks.release)
         while (busy := locks.take()) is not None:
-            if patience.is_over(busy):
+            if time.monotonic() >= end_s:
                 raise RetryLater(
                     "The tables could not be locked in time: transactions that wrote to them are still open.",
                     where=busy,
                     code="cutover.locked",
-                    remedy="nothing has happened. End long and prepared transactions (XA RECOVER), give them more "
-                    "time (cutover.patience_s), or let the cutover end them (cutover.open_transactions, "
-                    "cutover.prepared_transactions); then begin again",
+                    remedy="nothing has happened. End long and prepared transactions (XA RECOVER), or give them more "
+                    "time (cutover.patience_s); then begin again",
                 )
             time.sleep(random.uniform(_PAUSE_S, 2 * _PAUSE_S))
         yield locks

@@ -28,7 +28,6 @@ from cdc_core.operations.cutover import hooks
 from cdc_core.operations.cutover.chase import chase
 from cdc_core.operations.cutover.clock import Clock
 from cdc_core.operations.cutover.cutover_states import OPEN, State
-from cdc_core.operations.cutover.evictions import evict_left_prepared, patience
 from cdc_core.operations.cutover.hold import held
 from cdc_core.operations.cutover.hooks import Answer
 from cdc_core.operations.cutover.moving import Moving, open_cutover, require_its_target, require_no_other, taken_up
@@ -41,7 +40,7 @@ from cdc_core.operations.cutover.preparing import (
     undisturbed,
     verified,
 )
-from cdc_core.operations.cutover.proof import prover, reference_of
+from cdc_core.operations.cutover.proof import prover
 from cdc_core.operations.cutover.readiness import raise_ids
 from cdc_core.operations.cutover.undoing import (
     close_lost,
@@ -54,7 +53,6 @@ from cdc_core.operations.cutover.undoing import (
     unless_it_fails,
 )
 from cdc_core.operations.cutover.work import CutoverWork, Tables, noted, read, tables_of
-from cdc_core.operations.verify.source_rows import open_sources
 from cdc_core.process.leaving import uninterrupted
 from cdc_core.targets.bookkeeping.fence import admit, raise_fences
 from cdc_core.targets.bookkeeping.gates import Places, gated_tables, lost_gates, make_gates, open_gates, require_gates
@@ -79,7 +77,6 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
     if moving.cutover.details.get("rehearsal", False) != rehearse:
         moving.to(moving.state, rehearsal=rehearse)
     work.way_back.check()
-    _end_left_prepared(work)
     prepared = prepare(work)
     since, seen = prepared.since, prepared.seen
     chase_end_s = time.monotonic() + age_us(work.options.chase) / 1e6
@@ -87,8 +84,6 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
         if moving.cutover.details.get("left") is not None:  # the last attempt has opened the new tables
             prepared = prepare(work)
             since, seen = prepared.since, prepared.seen
-        if attempt:
-            _end_left_prepared(work)
         with ExitStack() as opened:
             provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
             tables = tables_of(work, provers)
@@ -106,7 +101,7 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 require_unrefuted(work)
                 if not rehearse:
                     moving.require()  # another process may have let the way back in during this chase
-                    make_gates(tables.sources, patience(work, tables, work.options.patience_s))
+                    make_gates(tables.sources, work.options.patience_s)
                     work.way_back.keep_out()
                 with _stopped(moving) as clock:
                     armed = held(moving, provers, tables, since, seen, clock, rehearse=rehearse)
@@ -130,17 +125,6 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
         where=work.opened.name,
         remedy=f"{failed.remedy}; then begin again",
     )
-
-
-def _end_left_prepared(work: CutoverWork) -> None:
-    if work.options.prepared_transactions == "wait":
-        return
-    job = work.jobs[work.targets[0].name]
-    with open_sources(job) as sources:  # the servers that are read: what is prepared at a replica is not ours to end
-        references = {reference_of(job.pipeline, source) for source in sources}
-    for reference in sorted(references):
-        for ended in evict_left_prepared(work.options, reference):
-            work.opened.progress.note(f"{reference}: ended {ended}")
 
 
 @contextmanager

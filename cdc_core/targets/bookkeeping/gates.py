@@ -34,7 +34,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pymysql
@@ -44,7 +43,6 @@ from cdc_core.model.readable import counted, some_of
 from cdc_core.mysql.connections import SafeConnection, quote, resolve
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.mysql.session_settings import OWN_WRITES
-from cdc_core.targets.bookkeeping.patience import Patience
 from cdc_core.targets.bookkeeping.table_states import GATES, create, read
 from cdc_core.targets.reading.target_faults import translated
 from cdc_core.targets.writing.load import altering_session
@@ -87,13 +85,13 @@ class Gate:
         return bool(self.closed_by) and self.events >= set(EVENTS)
 
 
-def make_gates(places: Places, patience: Patience | None = None) -> None:
-    """Makes the triggers that tables lack; gates are open until somebody closes them. patience: with transactions that
-    use a table; None: they are not waited for.
+def make_gates(places: Places, patience_s: float = 0.0) -> None:
+    """Makes the triggers that tables lack; gates are open until somebody closes them. patience_s: how long transactions
+    that use a table are waited for.
 
     Raises Refused (connection.grant), RetryLater (cutover.locked), and target_faults' errors.
     """
-    patience = patience or Patience(0)
+    end_s = time.monotonic() + patience_s
     for reference, tables in places.items():
         with _session(reference) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
@@ -106,10 +104,11 @@ def make_gates(places: Places, patience: Patience | None = None) -> None:
             there = _triggers(cursor, tables)
             for place in tables:
                 for event in sorted(set(EVENTS) - there.get(place, {}).keys()):
-                    _create(session, place, event, partial(patience.is_over, reference))
+                    _create(session, place, event, end_s)
 
 
-def _create(session: SafeConnection, place: Table, event: str, given_up: Callable[[], bool]) -> None:
+def _create(session: SafeConnection, place: Table, event: str, end_s: float) -> None:
+    """end_s: when a table that is in use is given up, by time.monotonic."""
     name = _name(place[1], event)
     body = _BODY.format(gates=quote(place[0], GATES), row=_row_of(session, place[1]))
     while True:
@@ -123,7 +122,7 @@ def _create(session: SafeConnection, place: Table, event: str, given_up: Callabl
         except pymysql.err.MySQLError as error:
             if number_of(error) == _EXISTS:  # of a table that had the name before
                 name = f"{PREFIX}{secrets.token_hex(12)}_{event}"
-            elif number_of(error) != 1205 or given_up():
+            elif number_of(error) != 1205 or time.monotonic() >= end_s:
                 raise
             else:
                 time.sleep(random.uniform(0.2, 0.4))  # those who have queued for the table go first
@@ -312,7 +311,6 @@ def _explained(error: pymysql.err.MySQLError, reference: str) -> LockstepError:
             "refused it, or a backup keeps triggers from being created.",
             where=reference,
             code="cutover.locked",
-            remedy="nothing was switched. End that transaction or backup, wait for its end, or let the cutover end "
-            "transactions (cutover.open_transactions, cutover.prepared_transactions); then begin again",
+            remedy="nothing was switched. End that transaction or backup, or wait for its end; then begin again",
         )
     return translated(error, where=reference)
