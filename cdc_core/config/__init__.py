@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cdc_core.config.capture_options import CaptureRules, Columns, Processor, Route, RowFilter
 from cdc_core.config.copy_options import MOST_READERS, ThrottleOptions
-from cdc_core.config.cutover_options import CutoverOptions, Hook
+from cdc_core.config.cutover_options import CutoverOptions
 from cdc_core.config.file import back_file, json_schema, load, models_in, parse
 from cdc_core.config.pipeline import Pipeline
 from cdc_core.config.run_options import Airflow, Quality, Suite
@@ -40,7 +40,6 @@ __all__ = [
     "Columns",
     "CutoverOptions",
     "Guard",
-    "Hook",
     "IcebergTarget",
     "KeptCuts",
     "LakeTable",

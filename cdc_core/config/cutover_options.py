@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
 from cdc_core.config.value_types import Age, Model
 
 
-class PythonHook(Model):
-    """A function of your own, instead of a command."""
-
-    python: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="module:function, installed next to Lockstep; called with phase, cutover_id, pipeline and "
-        "direction, in its own process. To switch, it returns True if it has, False if it certainly"
-        " has not",
-    )
-
-
-Hook = Annotated[str, Field(min_length=1)] | PythonHook
-
-
 class CutoverOptions(Model):
     """How `lockstep cutover` switches an application from the sources to a target."""
 
-    stop_with: Hook | None = Field(
+    stop_with: str | None = Field(
         None,
-        description="command or function that stops the application's writes (LOCKSTEP_CUTOVER_PHASE=stop), or "
+        min_length=1,
+        description="command that stops the application's writes (LOCKSTEP_CUTOVER_PHASE=stop), or "
         "lets them continue (release); default: only locks stop them",
     )
-    switch_with: Hook | None = Field(
+    switch_with: str | None = Field(
         None,
-        description="command or function that leads the application to the new tables, called once; a command "
+        min_length=1,
+        description="command that leads the application to the new tables, called once; a command "
         "ends with 0 if it has, with 3 if it certainly has not",
     )
     hook_s: float = Field(30.0, gt=0, description="how long one of these may take")

@@ -484,59 +484,6 @@ SECOND = """
 """
 
 
-FUNCTIONS = """
-import pathlib, time
-
-FOLDER = pathlib.Path({folder!r})
-
-
-def stop(phase, cutover_id, pipeline, direction):
-    (FOLDER / "told").open("a").write(phase + "\\n")
-
-
-def switch(phase, cutover_id, pipeline, direction):
-    answer = (FOLDER / "answer").read_text()
-    if answer == "hangs":
-        time.sleep(1000)
-    if answer == "no":
-        return False
-    if answer == "raises":
-        raise RuntimeError("the proxy said nothing")
-    (FOLDER / "to").write_text({{"there": "new", "back": "old"}}[direction])
-    return True
-"""
-
-
-@FROM_MYSQL
-@pytest.mark.timeout(600)
-def test_functions_stop_and_switch_an_application_as_commands_do(lockstep: Any, servers: tuple[Any, Any]) -> None:
-    with shop(lockstep, *servers) as made:
-        (made.folder / "proxies.py").write_text(FUNCTIONS.format(folder=str(made.folder)))
-        path, answer = made.folder / "shop.yaml", made.folder / "answer"
-        made.behave(more="attempts: 1, hook_s: 5, stop_with: {python: 'proxies:stop'}")
-        switch_with = "{python: 'proxies:switch'}"
-        path.write_text(path.read_text().replace(f"{made.folder}/switch.sh", switch_with))
-        lockstep("run", "shop.yaml")
-        error = made.cutover("plan", "shop.yaml", code=3)["error"]
-        assert (error["code"], "No module named 'proxies'" in error["what"]) == ("hook.missing", True)
-        lockstep.environ["PYTHONPATH"] = f"{ROOT}:{made.folder}"
-        for said, code, expected in (
-            ("no", 3, "cutover.not_switched"), ("raises", 4, "cutover.unknown"), ("hangs", 4, "cutover.unknown")
-        ):  # fmt: skip
-            answer.write_text(said)
-            assert made.cutover("run", "shop.yaml", code=code)["error"]["code"] == expected
-            if expected == "cutover.unknown":
-                shown = made.cutover("status", "shop.yaml", code=4)["said"]
-                assert ("the proxy said nothing" if said == "raises" else "no answer in time") in shown
-                made.cutover("resume", "shop.yaml", "--answer", "not-switched", code=3)
-        answer.write_text("yes")
-        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
-        assert made.place_of_application() == "new"
-        assert made.cutover("back", "shop.yaml")["state"] == "COMPLETE"
-        assert made.place_of_application() == "old"
-        assert told(made) == ["stop", "release"] * 3 + ["stop"] * 2
-
-
 @FROM_MYSQL
 @pytest.mark.timeout(600)
 def test_a_backup_that_begins_while_the_switch_command_runs_keeps_nobody_from_writing(

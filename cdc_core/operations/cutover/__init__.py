@@ -8,7 +8,7 @@ preparing         what must be true before it begins: readiness, blockers, notic
 way_back, reverse the pipeline that carries the application's writes back
 chase             runs and comparisons, by catching_up and proof, while the application writes
 hold              the time without writes: clock, locks, catching_up, proof
-hooks, call_hook  the commands and functions by which the application is stopped and switched
+hooks             the commands by which the application is stopped and switched
 old_log           whether old tables took writes before a person said that the application is switched
 undoing           frees what a cutover has stopped, fenced and gated
 

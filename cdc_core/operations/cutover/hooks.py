@@ -1,4 +1,4 @@
-"""The commands and functions of a user by which an application is stopped and switched (`cutover.stop_with`,
+"""The commands of a user by which an application is stopped and switched (`cutover.stop_with`,
 `cutover.switch_with`).
 
 A command is called with these variables in its environment:
@@ -13,8 +13,6 @@ A command is called with these variables in its environment:
 stop_with is called to stop the application's writes and, if the cutover is undone, to release them again: code 0 means
 that it is done. switch_with is called once: code 0 means that the application was switched, and 3 that it certainly was
 not. After any other code, or no end in time, only a person can find out what has happened.
-
-A function is called by a command (call_hook.py).
 """
 
 from __future__ import annotations
@@ -25,24 +23,18 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from cdc_core.errors import Refused, RetryLater
-
-if TYPE_CHECKING:
-    from cdc_core.config import Hook
 
 log = logging.getLogger(__name__)
 
 STOP, RELEASE, SWITCH = "stop", "release", "switch"
 NOT_SWITCHED = 3
-FAILED = 1
-ONLY_LOAD = "--load"
 _SHOWN = 300
 _READ_BYTES = 4096
 
@@ -66,7 +58,7 @@ def variables(phase: str, cutover_id: str, pipeline: str, targets: Iterable[str]
     }
 
 
-def stop(command: Hook, told: Mapping[str, str], timeout_s: float) -> None:
+def stop(command: str, told: Mapping[str, str], timeout_s: float) -> None:
     """Stops or releases the application's writes. Raises Refused (hook.missing), RetryLater (hook.failed)."""
     code, said = _run(command, told, timeout_s)
     if code != 0:
@@ -78,7 +70,7 @@ def stop(command: Hook, told: Mapping[str, str], timeout_s: float) -> None:
         )
 
 
-def switch(command: Hook, told: Mapping[str, str], timeout_s: float) -> tuple[Answer, str]:
+def switch(command: str, told: Mapping[str, str], timeout_s: float) -> tuple[Answer, str]:
     """Switches the application; the answer, and what the command said. Raises Refused (hook.missing) for a command that
     could not be called at all."""
     code, said = _run(command, told, timeout_s)
@@ -86,63 +78,32 @@ def switch(command: Hook, told: Mapping[str, str], timeout_s: float) -> tuple[An
     return answer, f"{_ended(code)}{f': {said}' if said else ''}"
 
 
-def require_callable(hook: Hook) -> None:
-    """Looks for a command, or loads a function, as a call would, and calls neither. Raises Refused (hook.missing)."""
-    if isinstance(hook, str):
-        try:
-            (program, *_) = _argv(hook)
-        except ValueError as error:  # a quotation mark without another one, or nothing
-            raise _not_run(str(error), "cutover.switch_with, cutover.stop_with") from None
-        if shutil.which(program, path=os.environ.get("PATH")) is None:
-            raise _not_run(f"there is no program {program}", "cutover.switch_with, cutover.stop_with")
-        return
-    done = subprocess.run(
-        [*_argv(hook), ONLY_LOAD],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
-        raise Refused(
-            f"The function {hook.python} cannot be loaded: {_shortened(done.stdout)}",
-            where="cutover.switch_with, cutover.stop_with",
-            code="hook.missing",
-            remedy="install the module next to Lockstep; the function takes the keywords phase, cutover_id, pipeline "
-            "and direction",
-        )
+def require_callable(command: str) -> None:
+    """Looks for a command as a call would, and does not call it. Raises Refused (hook.missing)."""
+    try:
+        (program, *_) = shlex.split(command)
+    except ValueError as error:  # a quotation mark without another one, or nothing
+        raise _not_run(str(error), "cutover.switch_with, cutover.stop_with") from None
+    if shutil.which(program, path=os.environ.get("PATH")) is None:
+        raise _not_run(f"there is no program {program}", "cutover.switch_with, cutover.stop_with")
 
 
 def _shortened(said: str) -> str:
     return " ".join(said.split())[-_SHOWN:]
 
 
-def _argv(hook: Hook) -> list[str]:
-    if isinstance(hook, str):
-        return shlex.split(hook)
-    return [
-        sys.executable,
-        "-P",
-        "-m",
-        "cdc_core.operations.cutover.call_hook",
-        hook.python,
-    ]  # -P: of this folder, nothing
-
-
 def _ended(code: int | None) -> str:
     return "no answer in time" if code is None else f"code {code}"
 
 
-def _run(command: Hook, told: Mapping[str, str], timeout_s: float) -> tuple[int | None, str]:
+def _run(command: str, told: Mapping[str, str], timeout_s: float) -> tuple[int | None, str]:
     """The code of its end, None if it had to be ended, and what it said last."""
     told = {**told, "LOCKSTEP_CUTOVER_TIMEOUT_S": f"{timeout_s:.1f}"}
     # A file, and not a pipe, which would not end before what the command leaves running, such as a proxy.
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
-                _argv(command),
+                shlex.split(command),
                 env={**os.environ, **told},
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,

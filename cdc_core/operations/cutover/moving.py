@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from cdc_core.config import Hook, Pipeline
+from cdc_core.config import Pipeline
 from cdc_core.errors import LeaseHeld, Overtaken, Refused, RetryLater, UsageError, defect
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.cutovers import lease_of
@@ -165,7 +165,7 @@ class Moving:
         if other is not None and other.state == State.WATCH:
             patiently(partial(self.work.meta.cutovers.move, self._lease, other, state), self.work.opened.progress.note)
 
-    def stop(self, command: Hook, timeout_s: float) -> None:
+    def stop(self, command: str, timeout_s: float) -> None:
         """Stops the application's writes by the hook. Raises as hooks.stop."""
         with self._at_the_hook:
             self._released = False

@@ -32,7 +32,7 @@ def require_hooks(work: CutoverWork) -> None:
             "The pipeline does not say how the application is switched.",
             where=f"{work.opened.name}: cutover.switch_with",
             code="config.invalid",
-            remedy="name a command or a function in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
+            remedy="name a command in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
             "docs/move.md says what it gets and returns",
         )
     for hook in (work.options.switch_with, work.options.stop_with):
