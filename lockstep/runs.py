@@ -49,7 +49,7 @@ def run(pipeline: str | Path, *, targets: Sequence[str] | None = None, until: da
     from spark_jobs.driver import Driver
 
     parsed = config.load(Path(pipeline))
-    chosen = choose([one.name for one in parsed.scheduled_targets], targets, "target", "targets")
+    chosen = choose([one.name for one in parsed.targets], targets, "target", "targets")
     if not chosen:
         raise UsageError(
             "The pipeline has no targets.",

@@ -96,11 +96,6 @@ class Pipeline(Model):
         return Windows(self.schedule)
 
     @property
-    def scheduled_targets(self) -> tuple[Target, ...]:
-        """The targets that every run feeds."""
-        return tuple(target for target in self.targets if not target.replay_only)
-
-    @property
     def databases(self) -> tuple[MysqlTarget, ...]:
         """The targets that are servers of MySQL or MariaDB."""
         return tuple(target for target in self.targets if isinstance(target, MysqlTarget))

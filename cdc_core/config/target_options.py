@@ -204,9 +204,6 @@ class _Applied(Model):
     """What every kind of target has."""
 
     name: Name = Field(description="part of consume records: never change it")
-    replay_only: bool = Field(
-        False, description="only replays feed this target; scheduled runs and `lockstep run` skip it"
-    )
 
 
 class MysqlTarget(_Applied):

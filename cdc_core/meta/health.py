@@ -67,16 +67,13 @@ class Problem:
         return 0 if self.kind is None else self.kind.exit_code
 
 
-def problems(
-    status: Status, windows: Windows, sources: Sequence[str], targets: Sequence[str], replayed: Sequence[str] = ()
-) -> tuple[Problem, ...]:
-    """sources, targets: of the pipeline file, those that its schedule includes. replayed: targets that only replays
-    feed: what is wrong with them is told, and no lag."""
+def problems(status: Status, windows: Windows, sources: Sequence[str], targets: Sequence[str]) -> tuple[Problem, ...]:
+    """sources, targets: of the pipeline file."""
     return (
         *_unclosed(status),
         *_differing(status, targets),
         *_set_aside(status),
-        *_failed(status, sources, [*targets, *replayed]),
+        *_failed(status, sources, targets),
         *_paused(status),
         *_never(status, sources),
         *_late(status, windows, targets),

@@ -41,7 +41,7 @@ class StatusReport:
 
 
 def status_of(pipeline: Pipeline, meta: Meta) -> StatusReport:
-    return report_of(pipeline, meta.status.find([target.name for target in pipeline.scheduled_targets]))
+    return report_of(pipeline, meta.status.find([target.name for target in pipeline.targets]))
 
 
 def report_of(pipeline: Pipeline, status: Status) -> StatusReport:
@@ -60,8 +60,7 @@ def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
             found,
             pipeline.windows,
             sources,
-            [one.name for one in pipeline.scheduled_targets],
-            [one.name for one in pipeline.targets if one.replay_only],
+            [one.name for one in pipeline.targets],
         ),
     )
 

@@ -60,7 +60,7 @@ def show(
     comparisons = compare(source, target)
     console.print(_comparison_table(comparisons))
     checks["source and target are equal, row by row, in all columns"] = _equal(comparisons)
-    checks["a target rebuilt by replaying the staged files alone is equal to the source, too"] = _equal(
+    checks["a target filled from the staged files alone is equal to the source, too"] = _equal(
         compare(source, target, rebuilt)
     )
     for what, holds in checks.items():
@@ -102,7 +102,7 @@ def _lake_at_a_cut(place: Place) -> Table:
     """Orders and their customers, joined at the newest cut."""
     catalog = load_catalog(LAKE, type="sql", uri=place.catalog_url)
     cut = cuts.newest(open_store(place.stage_uri), LAKE)
-    assert cut is not None  # the replay has made one
+    assert cut is not None  # the run to the lake has made one
     tables = {
         one.logical: catalog.load_table(one.name).scan(snapshot_id=one.snapshot).to_polars() for one in cut.tables
     }
@@ -151,7 +151,7 @@ def _ledger_table(accounts: list[tuple[RunRow, tuple[LedgerRow, ...]]]) -> Table
         table.add_column(column, justify="right")
     table.add_column("adds up")
     for run, rows in accounts:
-        name = f"up to {from_us(run.window[1]):%H:%M:%S}" if run.window else "replay"
+        name = f"up to {from_us(run.window[1]):%H:%M:%S}" if run.window else "by hand"
         if not rows:
             table.add_row(name, "(nothing new)", style="dim")
         for row in rows:

@@ -9,10 +9,12 @@ SOURCE_DATABASE = "shop"
 ORDER_TABLES = 4
 SHARD_DATABASES = 2
 SHARD_TABLES = 2
+SHARDS = "shards"
+"""The target of the shards."""
 LAKE = "lake"
 """The target of Iceberg tables."""
 REBUILT_DATABASE = "rebuilt"
-"""Where the demo's replay goes: one table of each."""
+"""The target, and its database, that is filled from the staged files alone: one table of each."""
 
 CUSTOMERS = """CREATE TABLE {name} (
   id BIGINT UNSIGNED NOT NULL,
@@ -83,7 +85,7 @@ def source_statements() -> list[str]:
 
 
 def target_statements() -> list[str]:
-    """Create the target's shards, `shop_<d>.<table>_<t>`, and the tables of the replay."""
+    """Create the target's shards, `shop_<d>.<table>_<t>`, and one table of each beside them."""
     statements = []
     for database in range(SHARD_DATABASES):
         statements.append(f"CREATE DATABASE shop_{database}")
@@ -106,5 +108,5 @@ def shards(logical: str) -> tuple[str, ...]:
 
 
 def rebuilt(logical: str) -> tuple[str, ...]:
-    """The table that the replay makes of it."""
+    """The one table of it."""
     return (f"{REBUILT_DATABASE}.{logical}_0",)

@@ -73,7 +73,7 @@ def asked_at(context: Context) -> datetime:
 
 def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:
     """The targets that the DAG run is for. Raises UsageError (usage.unknown_name)."""
-    return chosen_targets(_params(context), tuple(target.name for target in pipeline.scheduled_targets))
+    return chosen_targets(_params(context), tuple(target.name for target in pipeline.targets))
 
 
 def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> Selection:
@@ -140,7 +140,7 @@ def verify_params(context: Context, pipeline: Pipeline) -> Asked:
     params = _params(context)
     names = tuple(target.name for target in pipeline.targets)
     target = params.get(TARGET)
-    fed = tuple(one.name for one in pipeline.scheduled_targets)
+    fed = tuple(one.name for one in pipeline.targets)
     chosen = chosen_targets({TARGETS: [target]}, names) if target else fed
     tables = tuple(dict.fromkeys(params.get(TABLES) or ()))
     repair = params.get(REPAIR)

@@ -163,7 +163,7 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     """The DAG `cdc_<pipeline>` of a pipeline file. Without targets it only stages."""
     sources = tuple(source.name for source in pipeline.sources)
-    targets = tuple(target.name for target in pipeline.scheduled_targets)
+    targets = tuple(target.name for target in pipeline.targets)
     tasks = [
         TaskSpec(TaskKind.EXTRACT, EXTRACT.name, (), EXTRACT.doc, sources=sources),
     ]

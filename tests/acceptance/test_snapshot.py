@@ -93,11 +93,6 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
     file = lockstep.directory / "shop.yaml"
     text = file.read_text()
     assert "mode: initial" in text
-    text += (
-        "  - name: rebuilt\n    replay_only: true\n    connections: ['env:COPY']\n"
-        "    tables: {'old.t': {database: again, table: t}, 'old.u': {database: again, table: u}}\n"
-    )
-    file.write_text(text)
     source.run("UPDATE old.t SET v = 'new' WHERE id = 2", "DELETE FROM old.t WHERE id = 3")
     lockstep("run", "shop.yaml")
     assert rows(target, "old.t") == rows(source, "old.t") == [(1, "a"), (2, "new")]
@@ -113,6 +108,10 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
     lockstep("extract", "shop.yaml")
     (lockstep.directory / ".lockstep" / "shop" / "meta.db").unlink()
     lockstep("meta", "rebuild", "shop.yaml")
+    file.write_text(
+        f"{text}  - name: rebuilt\n    connections: ['env:COPY']\n"
+        "    tables: {'old.t': {database: again, table: t}, 'old.u': {database: again, table: u}}\n"
+    )
     lockstep("run", "shop.yaml", "--replay", "--target", "rebuilt")
     assert rows(target, "again.t") == rows(source, "old.t") == [(2, "back"), (4, "dd")]
     assert rows(target, "again.u") == rows(source, "old.u")

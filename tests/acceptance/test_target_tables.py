@@ -70,7 +70,7 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
     file = lockstep.directory / "shop.yaml"
     file.write_text(
         file.read_text()
-        + "  - {name: again, connections: [env:COPY], on_missing_table: create, replay_only: true,\n"
+        + "  - {name: again, connections: [env:COPY], on_missing_table: create,\n"
         + "     tables: {'*': {database: again, no_key: rows, on_new_column: add}}}\n"
     )
     lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"

@@ -1,7 +1,7 @@
 """Compaction: closed ranges of staged batches become few files, and later the parts that these replace are removed.
 
 A range is all batches of the log whose windows begin on one day (UTC), or in one window, once a later batch is staged
-and every scheduled target has committed them: no plan of a run that is not finished can name them, except those of
+and every target has committed them: no plan of a run that is not finished can name them, except those of
 replays and of new targets, which keep their parts (see below). The order of the steps ensures that a kill between any
 two of them, or two compactions at once, loses nothing and shows nothing twice:
 

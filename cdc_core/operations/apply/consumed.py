@@ -10,12 +10,12 @@ from cdc_core.model.batch import Manifest
 
 
 def committed(meta: Meta, pipeline: Pipeline, batches: Sequence[Manifest]) -> tuple[list[Manifest], str]:
-    """The first of them that every scheduled target has committed, and why the next one stays ("" if none is left).
+    """The first of them that every target has committed, and why the next one stays ("" if none is left).
 
     batches: of one source, in stream order.
     """
     found, why = list(batches), ""
-    for target in pipeline.scheduled_targets if batches else ():
+    for target in pipeline.targets if batches else ():
         lacking = meta.plans.first_lacking(batches[0].source, target.name)
         for number, batch in enumerate(found):
             if batch.batch_id == lacking:

@@ -124,14 +124,14 @@ def _checked(
             code="usage.argument",
             remedy="give a start before the end, both in UTC",
         )
-    known = {target.name: target for target in pipeline.scheduled_targets}
+    known = {target.name: target for target in pipeline.targets}
     unknown = [name for name in targets or () if name not in known]
     if unknown:
         raise UsageError(
-            f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r} that its runs write to.",
+            f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r}.",
             where="targets",
             code="usage.unknown_name",
-            remedy=f"choose one of: {', '.join(known) or '(it has none)'}; a target for replays only is not among them",
+            remedy=f"choose one of: {', '.join(known) or '(it has none)'}",
         )
     return tuple(known.values()) if targets is None else tuple(known[name] for name in dict.fromkeys(targets))
 

@@ -1,7 +1,7 @@
 """Retention: purges staged batches that are old and that every target has committed, and the files of old runs.
 
 A purge takes whole batches from the beginning of a source's chain, as far as their windows ended before the cutoff and
-all scheduled targets have committed them. The newest batch of a source always stays: its end is where the next begins.
+all targets have committed them. The newest batch of a source always stays: its end is where the next begins.
 The order of the steps ensures that a crash between any two of them loses nothing that a reader may still see:
 
     records COMMITTED → PURGED    by compare-and-set, all of a source's in one transaction: nobody works on them
@@ -225,10 +225,10 @@ def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
 
 def seeded(opened: OpenPipeline, target: str) -> int:
     """A target counts as one that holds all that was purged; the number of those batches that meta knows."""
-    taking = [one.name for one in opened.pipeline.scheduled_targets]
+    taking = [one.name for one in opened.pipeline.targets]
     if target not in taking:
         raise UsageError(
-            f"The pipeline {opened.name!r} has no target {target!r} that takes part in its runs.",
+            f"The pipeline {opened.name!r} has no target {target!r}.",
             where="--seeded",
             code="usage.unknown_name",
             remedy=f"choose one of: {', '.join(taking) or '(it has none)'}",
@@ -277,21 +277,11 @@ def _look(opened: OpenPipeline, source: str, cutoff_us: int) -> tuple[PurgedSour
             tables.update({part.table: part.rows for part in manifest.parts})
             coverage = settled(coverage, manifest.coverage)
         last = ready[-1]
-        names = tuple(sorted(_having(opened, source, horizon, ready)))
+        names = tuple(sorted(target.name for target in opened.pipeline.targets))
         place, until_us = last.end.position, last.window_end_us
         horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
     rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
     return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready, manifests[len(ready) :]
-
-
-def _having(opened: OpenPipeline, source: str, horizon: Horizon | None, ready: Sequence[Manifest]) -> Iterator[str]:
-    """The targets that have all that is purged: those that runs feed, and others that runs fed until then. horizon: the
-    former one."""
-    ids = {manifest.batch_id for manifest in ready}
-    for target in opened.pipeline.targets:
-        had = horizon is None or target.name in horizon.targets
-        if not target.replay_only or (had and opened.meta.plans.first_lacking(source, target.name) not in ids):
-            yield target.name
 
 
 def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
@@ -336,7 +326,7 @@ def _move_horizon(opened: OpenPipeline, source: str, cutoff_us: int, turn: Lease
     found, ready, stay = _look(opened, source, cutoff_us)
     if ready:
         assert found.horizon is not None
-        targets = [target.name for target in opened.pipeline.scheduled_targets]
+        targets = [target.name for target in opened.pipeline.targets]
         ids = [manifest.batch_id for manifest in ready]
         copied = {one.batch_id for one in stay if one.copied}
         opened.meta.records.purge(source, found.horizon.position, ids, targets=targets, copied=copied)

@@ -166,7 +166,7 @@ def findings_of(work: CutoverWork, tables: Tables) -> tuple[CheckFinding, ...]:
     found = Findings()
     for error in unproven(work):
         found.fail("stage", error)
-    names = [one.name for one in work.pipeline.targets if not one.replay_only]
+    names = [one.name for one in work.pipeline.targets]
     if len(names) > 1 and not work.back:
         found.warn(
             "cutover.switch_with",

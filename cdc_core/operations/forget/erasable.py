@@ -133,8 +133,7 @@ def require_applied(
             raise _not_yet(
                 f"The target {target!r} still has {counted(rows, 'row')} of these keys.",
                 target,
-                "apply the deletes (`lockstep run PIPELINE`, or a replay to a target for replays only); or delete "
-                "rows there that somebody else wrote",
+                "apply the deletes (`lockstep run PIPELINE`), or delete rows there that somebody else wrote",
             )
 
 

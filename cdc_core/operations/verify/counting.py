@@ -58,10 +58,8 @@ def count_rows(table: ComparedTable) -> TableResult:
             differences = max(excess.least - (there - here), there - here - excess.most)
         elif not reached and not excess.touched:
             differences = 1
-        elif consumed.known:
-            moving = 1
         else:
-            unsettled = 1
+            moving = 1
     return TableResult(
         table.name,
         mode=job.mode,
@@ -71,7 +69,6 @@ def count_rows(table: ComparedTable) -> TableResult:
         target_rows=there,
         moving=moving,
         unsettled=unsettled,
-        unreplayed=unsettled > 0 and not consumed.known,
         found={Wrong.UNKNOWN: differences} if differences else {},
         ranges=1,
         greatest_differs=differences > 0 and not reached,

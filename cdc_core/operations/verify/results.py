@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, TableUnready, worst
+from cdc_core.errors import DataAtRisk, LockstepError, TableUnready, worst
 from cdc_core.model.readable import counted
 from cdc_core.operations.verify.comparison import DifferenceKind
 from cdc_core.operations.verify.judgement import Wrong
@@ -52,8 +52,7 @@ class TableResult(Figures):
 
     moving, unsettled: of a count, whether it is explained by changes, or cannot be judged. findings: the first
     `KEPT_ROWS`, or as many as `KEPT_BYTES` take. whole: why it was read in one range, "" where it was cut.
-    greatest_differs: of Mode.MAX_ID. unreplayed: rows are unsettled because nothing tells what a target has that only
-    replays feed.
+    greatest_differs: of Mode.MAX_ID.
     """
 
     table: str
@@ -64,7 +63,6 @@ class TableResult(Figures):
     left_out: Mapping[str, str] = field(default_factory=dict)
     whole: str = ""
     greatest_differs: bool = False
-    unreplayed: bool = False
 
     @property
     def differences(self) -> int:
@@ -175,19 +173,7 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
                 remedy="see which side is wrong; `lockstep repair` repairs single rows (docs/verification.md)",
             )
         )
-    unreplayed = [one for one in results if one.unreplayed]
-    if unreplayed:
-        errors.append(
-            Refused(
-                f"{counted(sum(one.unsettled for one in unreplayed), 'row')} of "
-                f"{', '.join(one.table for one in unreplayed)} could not be judged: only replays feed the target "
-                "(replay_only), and no replay from the beginning is known that tells which changes it has.",
-                where=f"target {target}",
-                code="verify.not_replayed",
-                remedy="replay everything to it (`lockstep run PIPELINE --replay --target TARGET`), then verify again",
-            )
-        )
-    unsettled = [one for one in results if one.unsettled and not one.unreplayed]
+    unsettled = [one for one in results if one.unsettled]
     if unsettled:
         errors.append(
             TableUnready(

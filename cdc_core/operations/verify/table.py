@@ -260,12 +260,10 @@ class ComparedTable:
         if not differing:
             return found
         verdict = self._verdict(rows.comparison, begun.spans, consumed.batches)
-        # Where nothing tells what the target has, a row of any earlier moment would pass for one that lags.
-        moving = verdict.moving if consumed.known else 0
         return replace(
             found,
-            moving=moving,
-            unsettled=verdict.unsettled + verdict.moving - moving,
+            moving=verdict.moving,
+            unsettled=verdict.unsettled,
             found=verdict.by_wrong,
             first=verdict.first,
         )
@@ -295,7 +293,6 @@ class ComparedTable:
             columns=tuple(column.name for column in self.shape.columns),
             left_out=self.shape.left_out,
             whole=self.whole,
-            unreplayed=tally.unsettled > 0 and not self.batches.consumed().known,
             **figures_of(tally),
         )
 

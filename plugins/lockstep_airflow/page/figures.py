@@ -146,7 +146,7 @@ def _meta(pipeline: config.Pipeline) -> Meta:
 
 def _read(pipeline: config.Pipeline) -> dict[str, Any]:
     with _meta(pipeline) as meta:
-        targets = [target.name for target in pipeline.scheduled_targets]
+        targets = [target.name for target in pipeline.targets]
         seen = meta.overviews.find(targets, pipeline.windows)
         switched = meta.cutovers.latest(pipeline.pipeline)
         moved = None if switched is None else cutover_document(meta, switched, pipeline.cutover)

@@ -12,14 +12,13 @@ from cdc_core.meta import Cutover, TableCopy
 from cdc_core.meta.health import MOST_LATE, Level, Problem, intervals_late, problems, retention_left_s
 from cdc_core.meta.meta_rows import PlannedRun
 from cdc_core.meta.table_copies import copier_of
-from cdc_core.meta.task_failures import GATES, LOST_WRITES
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.run_plan import RunPlan, WriteCounts
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.windows import Windows
 from cdc_core.operations.cutover.cutover_report import way_back_document
-from cdc_core.operations.status_report import status_document, status_of
+from cdc_core.operations.status_report import status_document
 from tests.lab.made_batches import HOUR_US, START_US, covered, manifest, position
 from tests.lab.made_line import Line
 
@@ -283,15 +282,6 @@ def test_copied_rows_that_wait_for_a_run_are_noted_until_one_has_taken_them(line
     assert seen(line) == [("noted", "target t")]
     line.done("second")
     assert seen(line) == []
-
-
-def test_what_is_wrong_with_a_target_is_said_also_if_only_replays_feed_it(line: Line) -> None:
-    replayed = line.with_targets({"name": "t", "replay_only": True})
-    for task in (GATES, LOST_WRITES):
-        line.meta.failures.keep(task, "t", error(code=f"test.{task}"))
-        line.meta.failures.keep(task, "former", error(code=f"test.{task}"))
-    said = [one.code for one in status_of(replayed.pipeline, line.meta).problems if one.code]
-    assert sorted(said) == ["test.gates", "test.lost writes"]
 
 
 def test_a_note_ends_when_all_targets_have_its_batch_and_no_table_lacks_anything_since_then(line: Line) -> None:

@@ -31,7 +31,7 @@ IDS = tuple(one.batch_id for one in B)
 @pytest.fixture
 def line(line: Line) -> Line:
     line.stage(*B, until_us=START_US + 3 * HOUR_US)
-    return line.with_targets({"name": "t"}, {"name": "new", "replay_only": True})
+    return line.with_targets({"name": "t"}, {"name": "new"})
 
 
 def plan(line: Line, run_id: str, target: str = "t", **chosen: Any) -> RunPlan:
@@ -131,9 +131,7 @@ def test_chosen_tables_alone_are_in_the_plan(line: Line) -> None:
         assert (severity(type(error)), error.code, error.where) == (UsageError, "usage.unknown_name", where)
 
 
-def test_only_a_replay_may_name_a_replay_only_target_and_runs_leave_it_out(line: Line) -> None:
-    assert [one.target for one in line.plan("r").targets] == ["t"]
-    assert refusal(lambda: line.plan("other", targets=["new"])).code == "usage.unknown_name"
+def test_a_replay_names_a_target_of_the_pipeline(line: Line) -> None:
     assert taken(plan(line, "again", "new")) == IDS
     assert refusal(lambda: plan(line, "x", "nobody")).code == "usage.unknown_name"
 
@@ -232,7 +230,7 @@ def test_a_run_that_was_planned_again_after_its_commit_is_requeued_all_the_same(
 
 
 def test_changes_without_all_values_are_replayed_only_upon_what_the_target_has_or_the_replay_takes(line: Line) -> None:
-    line.done("first")
+    line.done("first", targets=["t"])
     tables = {"shop.orders": 1}
     more = [manifest(6, tables={"shop.items": 1}), *(manifest(at, tables=tables, absent_rows=1) for at in (7, 8, 9))]
     line.stage(*more)
@@ -257,9 +255,7 @@ def test_a_table_without_a_key_is_replayed_only_behind_what_the_target_has_or_fr
     rule = {"tables": {"*": {"no_key": "rows"}}}
     with Line.open(tmp_path).meta as meta:
         made = Line.open(tmp_path)
-        line = Line(made.pipeline, meta, made.store, {}).with_targets(
-            {"name": "t", **rule}, {"name": "new", "replay_only": True, **rule}
-        )
+        line = Line(made.pipeline, meta, made.store, {}).with_targets({"name": "t", **rule}, {"name": "new", **rule})
         batches = [manifest(number, schemas=[schema(key=())]) for number in range(4)]
         line.stage(*batches)
         ids = tuple(one.batch_id for one in batches)
@@ -269,5 +265,5 @@ def test_a_table_without_a_key_is_replayed_only_behind_what_the_target_has_or_fr
             assert error.code == "replay.from_first"
         assert taken(plan(line, "whole", "new")) == ids
         assert taken(plan(line, "head", "new", last={"shop": batches[1].begin.position.seq})) == ids[:2]
-        line.done("first")
+        line.done("first", targets=["t"])
         assert taken(plan(line, "behind", **later)) == ids[2:]

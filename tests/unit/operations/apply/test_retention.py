@@ -137,7 +137,7 @@ def test_a_row_is_not_staged_where_a_purge_removes_what_was_logged_since_it_was_
 
 
 def test_a_batch_that_one_target_lacks_holds_all_later_ones(line: Line) -> None:
-    both = line.with_targets({"name": "t"}, {"name": "u"}, {"name": "r", "replay_only": True})
+    both = line.with_targets({"name": "t"}, {"name": "u"})
     both.done("one", targets=["t"])
     assert "u has not committed" in purge(both).sources[0].held_by
     assert staged(both) == list(IDS)
@@ -146,19 +146,6 @@ def test_a_batch_that_one_target_lacks_holds_all_later_ones(line: Line) -> None:
     assert purge(both).sources[0].batches == 0
     both.commit(run, "u")
     assert purge(both).sources[0].batches == 5
-
-
-def test_a_target_that_runs_have_fed_keeps_what_it_has_when_it_is_for_replays_only(line: Line) -> None:
-    line.with_targets({"name": "t"}, {"name": "u"}).done("one", (B[0].window_start_us, B[2].window_end_us))
-    paused = line.with_targets({"name": "t"}, {"name": "u", "replay_only": True})
-    paused.done("two")
-
-    def having(cutoff_us: int) -> tuple[str, ...]:
-        (done,) = purge(paused, cutoff_us).sources
-        return done.horizon.targets
-
-    assert having(B[1].window_end_us) == ("t", "u")
-    assert having(B[4].window_end_us) == ("t",)  # more than it has taken
 
 
 def test_a_dry_run_tells_and_moves_nothing(line: Line) -> None:
