@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 
+from cdc_core.model.schema import INTEGER_BYTES, ColumnType
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.targets.tables.table_definition import LITERAL, ColumnDefinition, IndexDefinition, TableDefinition
-from cdc_core.targets.tables.table_differences import Existing, same_literal
+from cdc_core.targets.tables.table_differences import Existing
 
 MAKE = (
     "an application that needs it fails there, or writes other rows: alter the new tables before the switch (`lockstep "
@@ -20,6 +22,8 @@ MAKE = (
 )
 _SORTED = "the same query finds, sorts and joins rows differently: give the columns the old collation, or test this"
 _SEARCHED = "queries that use it read the whole table: add it (`lockstep ddl`) before the application is switched"
+_NUMBERS = frozenset({"decimal", "double", "bit", "year"})
+_TIMES = frozenset({"time", "datetime", "timestamp"})
 _MOVE = "{}, without any error: ALTER TABLE ... MODIFY COLUMN ... {}, then begin again"
 
 
@@ -44,7 +48,7 @@ def noticed(former: Existing, made: Existing) -> Iterator[Noticed]:
                 yield Noticed(f"{column.name} has no default")
             was, now = former.literals.get(column.name), made.literals.get(there.name)
             literal = column.default == there.default == LITERAL and was is not None and now is not None
-            if literal and not same_literal(str(was), str(now), column.type):
+            if literal and not _same_literal(str(was), str(now), column.type):
                 yield Noticed(f"{column.name} has the default {now!r}, and had {was!r}")
     yield from _collations(old, new)
     yield from _keys(old, new)
@@ -55,6 +59,25 @@ def noticed(former: Existing, made: Existing) -> Iterator[Noticed]:
     ):
         if len(mine) > len(theirs):
             yield Noticed(f"it has {len(theirs) or 'none'} of the {what} {', '.join(mine)}")
+
+
+def _same_literal(one: str, other: str, kind: ColumnType) -> bool:
+    """Whether two literal defaults, as column_defaults has them, are one value. kind: of the column."""
+    if one == other:
+        return True
+    if kind.base == "float":  # an ALTER TABLE of any column may round it to the digits that the server shows
+        return f"{float(one):.6g}" == f"{float(other):.6g}"
+    if kind.base in INTEGER_BYTES or kind.base in _NUMBERS:
+        try:
+            return Decimal(one) == Decimal(other)
+        except InvalidOperation:
+            return False
+    return kind.base in _TIMES and _without_zeros(one) == _without_zeros(other)
+
+
+def _without_zeros(text: str) -> str:
+    """Without a fraction of a second that says nothing: columns of unlike precision show unlike many digits."""
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def of_people(triggers: tuple[str, ...]) -> tuple[str, ...]:

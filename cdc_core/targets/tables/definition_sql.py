@@ -29,10 +29,8 @@ from cdc_core.targets.tables import type_pairs
 from cdc_core.targets.tables.table_definition import (
     EXPRESSION,
     LITERAL,
-    NO_EXPRESSION,
     NOW,
     ColumnDefinition,
-    Expression,
     IndexDefinition,
     TableDefinition,
 )
@@ -70,9 +68,7 @@ class PlannedColumn:
     """sql: the column in a CREATE TABLE or ALTER TABLE. loose: the same with NULL allowed and without a computed
     default.
     source: its type on the source, type: here. default: its kind (table_definition.py), "" for none.
-    generated: the target computes it. derived: the source does. literal: the value of a literal default, as
-    column_defaults has it. expression: of the default, or of the generated column, which is kept as `stored` says.
-    comment: None where the source's definition is not known."""
+    generated: the target computes it. derived: the source does."""
 
     name: str
     source: ColumnType
@@ -83,10 +79,6 @@ class PlannedColumn:
     default: str = ""
     generated: bool = False
     derived: bool = False
-    literal: str | None = None
-    expression: Expression = NO_EXPRESSION
-    stored: str = ""
-    comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +94,7 @@ class PlannedIndex:
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
     """What each physical table of a logical one must be, on servers of one dialect. notes: how it differs from its
-    sources. versioned: its rows have their versions in a column. comment: None where no source's definition is known.
+    sources. versioned: its rows have their versions in a column.
     """
 
     logical: str
@@ -112,7 +104,7 @@ class PlannedTable:
     versioned: bool
     notes: tuple[str, ...]
     collation: str = ""
-    comment: str | None = None
+    comment: str = ""
 
     def create(self, database: str, table: str) -> str:
         """The statement. Twice it does no harm."""
@@ -181,7 +173,7 @@ class _Plan:
             versioned and bool(self.key),
             tuple(self.notes),
             collation,
-            self.first.comment if self.first else None,
+            self.first.comment if self.first else "",
         )
 
     def _agreed(self) -> list[Column]:
@@ -245,10 +237,6 @@ class _Plan:
             default_kind,
             generated,
             column.generated,
-            (self.origins[0].literals or {}).get(column.name) if default_kind == LITERAL else None,
-            theirs.expression if theirs and (generated or default_kind == EXPRESSION) else NO_EXPRESSION,
-            theirs.generated if theirs and generated else "",
-            theirs.comment if theirs else None,
         )
 
     def _attributes(self, theirs: ColumnDefinition, kind: ColumnType, *, optional: bool) -> Iterator[str]:

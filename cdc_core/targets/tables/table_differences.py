@@ -7,16 +7,13 @@ done by two at once, the next call continues.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pymysql
 
 from cdc_core.model.collations import own_name
-from cdc_core.model.schema import INTEGER_BYTES, ColumnType
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.mysql.connections import quote
 from cdc_core.mysql.server_errors import number_of
@@ -28,15 +25,11 @@ from cdc_core.targets.tables.definition_sql import (
     PlannedColumn,
     PlannedTable,
     default_literal,
-    shown_type,
     text_literal,
 )
-from cdc_core.targets.tables.table_definition import EXPRESSION, LITERAL, ColumnDefinition, Expression, TableDefinition
+from cdc_core.targets.tables.table_definition import LITERAL, ColumnDefinition, TableDefinition
 
 _DUPLICATE_COLUMN = 1060
-_NUMBERS = frozenset({"decimal", "double", "bit", "year"})
-_TIMES = frozenset({"time", "datetime", "timestamp"})
-_STRING = re.compile(r"('(?:[^'\\]|\\.|'')*')")
 
 Literals = Mapping[str, str | None]
 
@@ -79,7 +72,8 @@ def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
 
 
 def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]:
-    """Everything in which an existing table is another than the one that would be created."""
+    """What an existing table lacks of the one that would be created, and what may change or refuse rows there.
+    Defaults, expressions and comments may be others."""
     found: list[TableDifference] = []
     definition = there.definition
     key = {one.lower() for one in planned.key}
@@ -106,21 +100,11 @@ def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]
                 TableDifference(what, stops=needed, alter=alter, safe=bool(alter), column=extra.name if alter else "")
             )
     found += _index_differences(planned, definition)
-    if planned.collation and _newest_name(definition.collation) != _newest_name(planned.collation):
-        found.append(
-            TableDifference(f"further columns get the collation {definition.collation}, not {planned.collation}")
-        )
-    if planned.comment is not None and definition.comment != planned.comment:
-        found.append(TableDifference(f"the comment of the table is {definition.comment!r}, not {planned.comment!r}"))
     if definition.engine.lower() != "innodb":
         found.append(TableDifference(f"the engine is {definition.engine}", alter="ENGINE=InnoDB"))
     found += [TableDifference(f"the trigger {name} may change rows") for name in definition.triggers]
     found += [TableDifference(f"the foreign key {name} may change or refuse rows") for name in definition.foreign_keys]
     return found
-
-
-def _newest_name(collation: str) -> str:
-    return re.sub("^utf8_", "utf8mb3_", collation)
 
 
 def _missing(column: PlannedColumn, at: str, *, empty: bool, in_key: bool) -> TableDifference:
@@ -165,83 +149,14 @@ def _column_differences(
                 safe=bool(alter),
             )
         )
-    elif theirs.type != column.type:
-        found.append(TableDifference(f"the column {name} is {shown_type(theirs.type)}, not {shown_type(column.type)}"))
     if theirs.nullable and not column.nullable and not column.generated:
         strict = _modified(replace(theirs, nullable=False), there)
         found.append(TableDifference(f"the column {name} allows NULL", stops=in_key, alter=strict))
-    if bool(theirs.generated) != column.generated:
-        found.append(TableDifference(f"the column {name} is {'' if theirs.generated else 'not '}generated"))
-    found += [TableDifference(f"the column {name} {what}") for what in _told(column, theirs, there)]
     if theirs.counted:
         found.append(TableDifference(f"the column {name} is AUTO_INCREMENT: the target hands out ids to other writers"))
     if theirs.refreshed:
         found.append(TableDifference(f"the column {name} has ON UPDATE, which may change rows"))
     return found
-
-
-def _told(column: PlannedColumn, theirs: ColumnDefinition, there: Existing) -> Iterator[str]:
-    """Differences that stop no row: of defaults, expressions and comments."""
-    if column.generated and theirs.generated:
-        if theirs.generated != column.stored:
-            yield f"is {theirs.generated}, not {column.stored}"
-        if not same_expression(theirs.expression, column.expression):
-            yield f"is generated as {theirs.expression.text}, not as {column.expression.text}"
-    elif not column.generated:
-        yield from _default_told(column, theirs, there.literals.get(theirs.name))
-    if column.comment is not None and theirs.comment != column.comment:
-        yield f"has the comment {theirs.comment!r}, not {column.comment!r}"
-
-
-def _default_told(column: PlannedColumn, theirs: ColumnDefinition, value: str | None) -> Iterator[str]:
-    """value: of a literal default that is there, None where it is not known."""
-    literal = column.literal
-    if column.default == LITERAL and theirs.default == EXPRESSION and theirs.type.base in LARGE_OR_JSON:
-        # MySQL has defaults of large columns as expressions alone.
-        if literal is not None and theirs.expression.exact and text_literal(literal) not in theirs.expression.text:
-            yield f"has the default {theirs.expression.text}, not {text_literal(literal)}"
-    elif theirs.default != column.default:
-        yield f"has {'another' if theirs.default else 'no'} default"
-    elif column.default == LITERAL:
-        if value is not None and literal is not None and not same_literal(value, literal, column.source):
-            yield f"has the default {value!r}, not {literal!r}"
-    elif column.default == EXPRESSION and not same_expression(theirs.expression, column.expression):
-        yield f"has the default {theirs.expression.text}, not {column.expression.text}"
-
-
-def same_literal(one: str, other: str, kind: ColumnType) -> bool:
-    """Whether two literal defaults, as column_defaults has them, are one value. kind: of the column."""
-    if one == other:
-        return True
-    if kind.base == "float":  # an ALTER TABLE of any column may round it to the digits that the server shows
-        return f"{float(one):.6g}" == f"{float(other):.6g}"
-    if kind.base in INTEGER_BYTES or kind.base in _NUMBERS:
-        try:
-            return Decimal(one) == Decimal(other)
-        except InvalidOperation:
-            return False
-    return kind.base in _TIMES and _without_zeros(one) == _without_zeros(other)
-
-
-def _without_zeros(text: str) -> str:
-    """Without a fraction of a second that says nothing: columns of unlike precision show unlike many digits."""
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def same_expression(one: Expression, other: Expression) -> bool:
-    """Whether two expressions are the same, but for how versions of a server print them: quotes, parentheses, blanks,
-    cases of names, and the character sets of strings."""
-    if not (one.exact and other.exact):
-        return True  # nothing tells
-    return _plain(one.text) == _plain(other.text)
-
-
-def _plain(text: str) -> str:
-    parts = _STRING.split(text)  # the strings are at odd places
-    return "".join(
-        part if at % 2 else re.sub(r"_[a-z0-9]+$", "", re.sub(r"[\s`()]", "", part.lower()))
-        for at, part in enumerate(parts)
-    )
 
 
 def _modified(column: ColumnDefinition, there: Existing) -> str:
