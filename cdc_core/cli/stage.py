@@ -487,8 +487,7 @@ def sql(
       lockstep stage sql shop 'SELECT count(*) FROM shop.orders'
       lockstep stage sql shop 'SELECT _cdc_op, _cdc_ts, status FROM shop.orders_changes WHERE order_id = 7'
 
-    A query can read only the staged files, and write nothing. A state with missing rows is refused unless you pass
-    --partial.
+    A state with missing rows is refused unless you pass --partial.
     """
     from cdc_core.stage.sql_views import sql as ask
     from cdc_core.stage.stage_reader import write_file

@@ -1,4 +1,4 @@
-"""`lockstep stage sql`: a query over views of all staged tables, which can read these views and nothing else.
+"""`lockstep stage sql`: a query over views of all staged tables.
 
 The rows of each view that a query reads are written to a file. A view whose rows must not be read, because some are
 missing or its changes are not those of one table, refuses the query that reads it; a query over other views is
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import duckdb
@@ -31,8 +32,6 @@ from cdc_core.stage.table_history import by_key_rows, history_rows, history_sche
 
 _LISTING = re.compile(r"\b(show|describe|pragma|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b")
 """In a query that may list the views, so that all of them are needed."""
-
-_COPY = re.compile(r"\bcopy\b", re.IGNORECASE)
 
 _VIEWS = ("", "_changes", "_by_key")
 """Suffixes of the views of a table: of its state, its changes, and these by key."""
@@ -66,10 +65,8 @@ def sql(
     tables whose names occur in the query are prepared, and all of them for a query that lists views. The state of a
     table of which rows are missing refuses to be read, unless `partial`. as_of: both views as they were at a moment.
 
-    The query can read only the views: no other file, no network; it can write nothing and change no setting.
     Raises UsageError (stage.sql) with DuckDB's message, and what `state_batches` raises.
     """
-    _require_query(query)
     manifests = [manifest for chain in manifests_by_source.values() for manifest in chain]
     if as_of is not None:
         as_of.require_begun(manifests)
@@ -85,8 +82,7 @@ def sql(
     with ExitStack() as stack:
         connection = stack.enter_context(scratch_duckdb())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
-        read = _names_read(connection, query)
-        files: list[str] = []
+        read, numbers = _names_read(connection, query), count()
         try:
             for table in (one for one in named if one not in alike):
                 every = TableFiles.at(manifests, table, as_of)
@@ -98,14 +94,11 @@ def sql(
                         refused, view = view.refused, None  # DuckDB does not find it where the query reads it
                     if view is None:
                         continue
-                    files.append(str(scratch / f"{len(files)}.parquet"))
-                    _write(files[-1], view.schema, view.rows() if is_read else ())
+                    file = str(scratch / f"{next(numbers)}.parquet")
+                    _write(file, view.schema, view.rows() if is_read else ())
                     order = f" ORDER BY {', '.join(view.order)}" if view.order else ""
                     for name in names.values():
-                        connection.execute(
-                            f"CREATE VIEW {name} AS SELECT * FROM read_parquet([{text(files[-1])}]){order}"
-                        )
-            _confine(connection, files)
+                        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet([{text(file)}]){order}")
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
             return pa.table({}) if relation is None else relation.to_arrow_table()  # not all statements answer
         except duckdb.Error as error:
@@ -119,35 +112,6 @@ def sql(
                 remedy=f"fix the query; the tables are {shown or '(none yet)'}, each also with _changes appended, "
                 f"and with _by_key if it has a key{hint}",
             ) from None
-
-
-def _require_query(query: str) -> None:
-    """Raises UsageError (stage.sql) for statements that are not queries: they could overwrite the files they may read.
-
-    EXPLAIN ANALYZE runs what it explains, and PIVOT comes as several statements: neither may contain a COPY.
-    """
-    try:
-        statements = duckdb.extract_statements(query)
-    except duckdb.Error as error:
-        raise UsageError(f"DuckDB cannot read the query: {error}", code="stage.sql", remedy="fix the query") from None
-    kinds = duckdb.StatementType
-    for one in statements:
-        if one.type == kinds.SELECT or (one.type in (kinds.EXPLAIN, kinds.MULTI) and not _COPY.search(query)):
-            continue
-        raise UsageError(
-            f"The views can only be queried, and this is a statement of type {one.type.name}.",
-            where=one.query.strip()[:80],
-            code="stage.sql",
-            remedy="write a SELECT; for a file of the answer use -o FILE, --json, or DuckDB itself on the paths that "
-            "`lockstep stage ls --files` prints",
-        )
-
-
-def _confine(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
-    """From here on the connection reads these files and spills to its own directory; no statement can change that."""
-    connection.execute(f"SET allowed_paths = [{', '.join(text(file) for file in files)}]")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
 
 
 def _alike(tables: Sequence[str]) -> list[str]:

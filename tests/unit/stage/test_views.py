@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.errors import UsageError
@@ -43,96 +41,6 @@ def test_sql_knows_every_logical_name_when_quoted(store, name):
 def test_a_wrong_query_is_a_usage_error_that_names_the_tables(store):
     with raises(UsageError, "stage.sql", match=r"shop\.orders"):
         sql(store, {"shop": stage(store, [Made([insert(1)])])}, "SELECT * FROM nothing")
-
-
-def _server() -> tuple[str, list[str]]:
-    """An HTTP server's address, and what it was asked for."""
-    import http.server
-    import threading
-
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}", asked
-
-
-FORBIDDEN = [
-    "SELECT * FROM read_text('{secret}')",
-    "SELECT * FROM read_blob('{secret}')",
-    "SELECT * FROM read_csv('{secret}')",
-    "SELECT * FROM '{other}'",
-    "SELECT * FROM read_parquet('{root}/**/*.parquet')",
-    "SELECT * FROM parquet_metadata('{other}')",
-    "SELECT * FROM glob('{root}/*')",
-    "SELECT * FROM sniff_csv('{secret}')",
-    "SELECT * FROM read_text('{dots}')",
-    "SELECT * FROM read_parquet('{url}/x.parquet')",
-    "SELECT * FROM 'https://{host}/x.parquet'",
-    "SELECT * FROM tables",
-    "SELECT * FROM store",
-    "COPY (SELECT 1) TO '{new}'",
-    "COPY shop.orders_changes TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
-    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
-    "EXPLAIN /* x */ ANALYZE COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
-    "SELECT 1; COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
-    "COPY (PIVOT shop.orders ON id USING count(*)) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
-    "PIVOT shop.orders ON id USING count(*); COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)",
-    "PREPARE a AS COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
-    "EXPORT DATABASE '{new}'",
-    "IMPORT DATABASE '{root}'",
-    "ATTACH '{new}' AS x",
-    "ATTACH ':memory:' AS x",
-    "INSTALL httpfs",
-    "LOAD httpfs",
-    "LOAD '{other}'",
-    "PRAGMA threads = 1",
-    "SET threads = 1",
-    "SET memory_limit = '10GB'",
-    "SET enable_external_access = true",
-    "SET allowed_directories = ['/']",
-    "RESET lock_configuration",
-    "SET lock_configuration = false",
-    "SET log_query_path = '{new}'",
-    "PRAGMA profiling_output = '{new}'",
-    "CALL enable_logging(storage = 'file', storage_path = '{new}')",
-    "CREATE PERSISTENT SECRET s (TYPE http)",
-    "CREATE TABLE t AS SELECT 1",
-    "CREATE VIEW shop.w AS SELECT 1",
-    "DROP VIEW shop.orders",
-    "INSERT INTO shop.orders VALUES (1)",
-    "USE shop",
-    "CHECKPOINT",
-]
-
-
-def test_a_query_reads_the_views_and_nothing_else_and_writes_nothing(store, tmp_path):
-    batches = stage(store, [Made([insert(1), insert(2)])])
-    (tmp_path / "secret.csv").write_text("s,t\n1,2\n")
-    url, asked = _server()
-    part = store.local_path(batches[0].parts[0].path)
-    other = tmp_path / "other.parquet"
-    pq.write_table(pa.table({"a": [1]}), other)
-    names = {
-        "secret": tmp_path / "secret.csv", "other": other, "root": tmp_path, "new": tmp_path / "new", "url": url,
-        "host": url.removeprefix("http://"), "part": part, "dots": part.parent / "../../../../../secret.csv",
-    }  # fmt: skip
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for query in FORBIDDEN:
-        with pytest.raises(UsageError) as caught:
-            sql(store, {"shop": batches}, f"{query.format(**names)} -- orders")
-        assert caught.value.code == "stage.sql", query
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert asked == []
 
 
 @pytest.mark.parametrize(
