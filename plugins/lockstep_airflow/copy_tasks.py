@@ -1,14 +1,14 @@
 """The tasks of the snapshot DAG, and the task that starts it.
 
     plan           extracts, so that the tables are known, and says what will be copied
-    copy[source]   reads the tables chunk by chunk, beside all other runs; one copier a source, by a lease
-    stage[source]  makes the copied rows part of the stage, once what was committed meanwhile is extracted
+    copy[source]   reads the tables chunk by chunk, beside all other runs; one copier a source, by a lease. Then it
+                   makes the copied rows part of the stage, once what was committed meanwhile is extracted
 
 Only one thing moves a source's chain of batches: an extractor. The hourly run may be paused, or 59 minutes away, so
-`stage` extracts by itself, under the extractor's lease when that is free; while another extractor has it, that one
-moves the chain, and `stage` looks again at its next poke. copy and stage are rescheduled between pokes, so that they
-hold no worker slot while they wait. Whatever was read and staged is in meta: a task that is killed, retried or cleared
-at any moment continues after the last chunk, and reads nothing again that is staged.
+`copy` extracts by itself, under the extractor's lease when that is free; while another extractor has it, that one
+moves the chain, and `copy` looks again at its next poke. It is rescheduled between pokes, so that it holds no worker
+slot while it waits. Whatever was read and staged is in meta: a task that is killed, retried or cleared at any moment
+continues after the last chunk, and reads nothing again that is staged.
 """
 
 from __future__ import annotations
@@ -21,21 +21,18 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DagRunTriggerException
 
-from cdc_core.errors import LeaseHeld, OtherServer, Paused, Refused, combined
-from cdc_core.model.readable import counted, some_of
+from cdc_core.errors import LeaseHeld, OtherServer, Paused, combined
+from cdc_core.model.readable import counted
 from cdc_core.model.windows import to_us
 from lockstep_airflow.airflow_failures import as_airflow_failures
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.extract_sensor import DRAIN_S
-from lockstep_airflow.run_context import asked_at, beside, copy_params, copy_readers, is_dry_run, run_name
-from lockstep_airflow.specs import COPY, PLAN
+from lockstep_airflow.run_context import asked_at, copy_params, copy_readers, is_dry_run, run_name
 from lockstep_airflow.table_assets import copied_batches, publish_staged
 from lockstep_airflow.task_pipeline import opened
 from lockstep_airflow.termination import Leaving
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from airflow.sdk import Context
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_NAMED = 10
 UNFINISHED = ("queued", "running")
 
 
@@ -146,9 +142,11 @@ class PipelineSensor(Leaving, BaseSensorOperator):
 
 
 class CopySensor(PipelineSensor):
-    """Reads the tables to their ends in one poke; further pokes wait for another copier of the source.
+    """Reads the tables to their ends in its first poke, and stages what is read and passed by the chain; further pokes
+    wait for the rest, or for another copier. Then it fails if a table could not be copied: a run that is green has
+    copied all.
 
-    XCom: {source, tables, refused}.
+    XCom: {source, tables, rows, batches, dropped}; counts are those of the last poke.
     """
 
     ui_color = "#d7ece2"
@@ -156,7 +154,7 @@ class CopySensor(PipelineSensor):
     def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
         from cdc_core.operations.copy.copier import copier_lease
         from cdc_core.operations.copy.copy_progress import CopyProgress
-        from cdc_core.operations.copy.steps import read_tables
+        from cdc_core.operations.copy.steps import read_tables, stage_read
         from cdc_core.operations.extract.side_by_side import extract_if_free
 
         readers = copy_readers(context)
@@ -173,45 +171,11 @@ class CopySensor(PipelineSensor):
                 log.info("%s: extracting first: %s", self.subject, error)
                 extract_if_free(ready, self.subject, budget_s=DRAIN_S)
                 return PokeReturnValue(False)
-        for copy in ready.meta.copies.find(self.subject):
-            if copy.complete:
-                log.info("%s: %s: %s", self.subject, copy.table, CopyProgress().text(copy))
-        for table, reason in refused.items():
-            log.warning("%s: %s is not copied: %s %s", self.subject, table, reason.what, reason.remedy)
-        return PokeReturnValue(
-            True, {"source": self.subject, "tables": len(tables) - len(refused), "refused": len(refused)}
-        )
-
-    def _tables(self, context: Context, ready: OpenPipeline) -> tuple[PendingTable, ...]:
-        """What is to be copied; ends as skipped where nothing is."""
-        tables = _wanted(context, ready, self.subject)
-        if not tables:
-            raise AirflowSkipException(f"Nothing of {self.subject} is to be copied.")
-        return tables
-
-
-class StageCopySensor(PipelineSensor):
-    """Extracts, and stages what is read and passed by the chain; waits for the rest. Then it fails if the task before
-    it could not copy a table: a run that is green has copied all.
-
-    XCom: {source, tables, rows, batches, dropped}; counts are those of the last poke.
-    """
-
-    ui_color = "#d7ece2"
-
-    def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
-        from cdc_core.operations.copy.copier import copier_lease
-        from cdc_core.operations.copy.steps import stage_read
-        from cdc_core.operations.extract.side_by_side import extract_if_free
-
-        read = [one.table for one in ready.meta.copies.find(self.subject) if one.complete]
-        if not read and not ready.meta.copied.decided(self.subject):
-            self._require_copied(context, ready)
-            raise AirflowSkipException(f"Nothing of {self.subject} is to be staged.")
-        extract_if_free(ready, self.subject, budget_s=DRAIN_S)
-        with copier_lease(ready, self.subject) as lease:
+            for copy in ready.meta.copies.find(self.subject):
+                if copy.complete:
+                    log.info("%s: %s: %s", self.subject, copy.table, CopyProgress().text(copy))
+            extract_if_free(ready, self.subject, budget_s=DRAIN_S)
             staged = stage_read(ready, self.subject, lease)
-        rows = sum(batch.rows for batch in staged.batches)
         for table in staged.tables:
             log.info("%s: %s is staged with all of its rows", self.subject, table)
         for table, why in staged.dropped:
@@ -219,48 +183,26 @@ class StageCopySensor(PipelineSensor):
         if staged.waiting is not None:
             log.info("%s: waiting until %s is extracted", self.subject, staged.waiting)
             return PokeReturnValue(False)
-        self._require_copied(context, ready)
+        if refused:
+            raise combined([*refused.values()])
         copied = copied_batches(context, ready.meta, self.subject)
         publish_staged(context, self.outlets, ready.pipeline, ready.meta, copied)
-        counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
-        return PokeReturnValue(True, {"source": self.subject, **counts, "dropped": len(staged.dropped)})
+        counts = {"tables": len(staged.tables), "rows": sum(batch.rows for batch in staged.batches)}
+        counts |= {"batches": len(staged.batches), "dropped": len(staged.dropped)}
+        return PokeReturnValue(True, {"source": self.subject, **counts})
 
-    def _require_copied(self, context: Context, ready: OpenPipeline) -> None:
-        """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code; or
-        run.clear_task where that task has not run."""
-        from cdc_core.meta.task_failures import COPY_TABLE, copied_table
-
-        ti = context["ti"]
-        read = ti.xcom_pull(task_ids=beside(self.task_id, COPY), map_indexes=ti.map_index)
-        if read is None:  # it was skipped, as there was nothing to copy, or marked
-            planned = (ti.xcom_pull(task_ids=beside(self.task_id, PLAN)) or {}).get("sources", {self.subject: 1})
-            left = _wanted(context, ready, self.subject) if planned.get(self.subject) else ()
-            if left:
-                raise _not_copied(self.subject, [one.name for one in left])
-        elif read.get("refused"):
-            refused = [
-                Refused(one.what, where=one.where, code=one.code, remedy=one.remedy)
-                for one in ready.meta.failures.find()
-                if one.task == COPY_TABLE and one.subject.startswith(copied_table(self.subject, ""))
-            ]
-            if refused:  # else another copy has read them since
-                raise combined(refused)
+    def _tables(self, context: Context, ready: OpenPipeline) -> tuple[PendingTable, ...]:
+        """What is to be copied; ends as skipped where nothing is, and nothing that was read is left to be staged."""
+        tables = _wanted(context, ready, self.subject)
+        if not tables and not ready.meta.copied.decided(self.subject):
+            raise AirflowSkipException(f"Nothing of {self.subject} is to be copied.")
+        return tables
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
         """Airflow's OpenLineage provider asks for it."""
         from lockstep_airflow import lineage
 
         return lineage.of_copy(self.file, self.subject, task_instance.get_template_context())
-
-
-def _not_copied(source: str, tables: Sequence[str]) -> Refused:
-    return Refused(
-        f"The task {COPY} has not said that it has read what this run was to copy of {source}: it was marked, or "
-        f"Airflow has removed its XCom. Not copied: {some_of(tables, _MOST_NAMED)}.",
-        where=f"task {COPY}",
-        code="run.clear_task",
-        remedy=f"what was read is staged; clear the task {COPY} with this one: it continues after the last chunk",
-    )
 
 
 class StartCopyOperator(BaseOperator):

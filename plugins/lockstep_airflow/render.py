@@ -13,7 +13,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param, TaskGroup
 
 from cdc_core.config import MOST_READERS
-from lockstep_airflow.copy_tasks import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
+from lockstep_airflow.copy_tasks import CopyPlanOperator, CopySensor, StartCopyOperator
 from lockstep_airflow.cutover_tasks import BACK, THERE, CutoverOperator
 from lockstep_airflow.extract_sensor import ExtractSensor
 from lockstep_airflow.notifications import callbacks
@@ -94,7 +94,7 @@ def add_tasks(spec: DagSpec, dag: DAG, within: TaskGroup | None = None) -> None:
 def _operator(spec: DagSpec, task: TaskSpec, dag: DAG, within: TaskGroup | None, group: TaskGroup | None) -> Any:
     common: dict[str, Any] = {"dag": dag, "task_id": task.name, "doc_md": task.doc}
     common |= {"task_group": group} if group is not None else {}
-    if task.kind in (TaskKind.EXTRACT, TaskKind.STAGE_COPY, TaskKind.COMMIT):
+    if task.kind in (TaskKind.EXTRACT, TaskKind.COPY, TaskKind.COMMIT):
         common["outlets"] = [alias_of(spec.pipeline, task.target)]
     waits = {"poke_interval": spec.airflow.poke_interval_s, "timeout": spec.airflow.timeout_s}
 
@@ -125,9 +125,8 @@ def _operator(spec: DagSpec, task: TaskSpec, dag: DAG, within: TaskGroup | None,
             return StartCopyOperator(file=spec.file, dag_id_of_copy=snapshot_dag_id_of(spec.pipeline), **common)
         case TaskKind.COPY_PLAN:
             return CopyPlanOperator(file=spec.file, **common)
-        case TaskKind.COPY | TaskKind.STAGE_COPY:
-            # A source with nothing to copy is skipped, and the others are not.
-            return mapped(CopySensor if task.kind is TaskKind.COPY else StageCopySensor, trigger_rule="none_failed")
+        case TaskKind.COPY:
+            return mapped(CopySensor)
         case TaskKind.VERIFY:
             return mapped(VerifySensor)
         case TaskKind.REPAIR:

@@ -5,7 +5,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
 
     cdc_<pipeline>           extract[source] ─► plan ─► merge ─► to_<target>: filter ─► write ─► quality ─► commit
                                              └► snapshot, which starts the next one (Pipeline.copies_by_itself)
-    cdc_<pipeline>_snapshot  plan ─► copy[source] ─► stage[source]
+    cdc_<pipeline>_snapshot  plan ─► copy[source]
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
     cdc_<pipeline>_retention purge ─► [compact] ─► sweep
     cdc_<pipeline>_verify    verify[target] ─► repair[target]
@@ -27,7 +27,6 @@ PURGE = "purge"
 COMPACT = "compact"
 SWEEP = "sweep"
 COPY = "copy"
-STAGE = "stage"
 VERIFY = "verify"
 REPAIR = "repair"
 REHEARSE = "rehearse"
@@ -61,9 +60,8 @@ class TaskKind(StrEnum):
     COPY_PLAN = "copy_plan"
     """Lists the tables that the run copies."""
     COPY = "copy"
-    """Reads existing rows of a source's tables; a sensor, mapped over the sources."""
-    STAGE_COPY = "stage_copy"
-    """Stages what was read, once the log has passed it; a sensor, mapped over the sources."""
+    """Reads existing rows of a source's tables, and stages them once the log has passed them; a sensor, mapped over the
+    sources."""
     VERIFY = "verify"
     """Compares targets with the sources; a sensor, mapped over the targets."""
     REPAIR = "repair"
@@ -187,16 +185,12 @@ def snapshot_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     listed = "Extracts each source up to now, and lists the tables to copy: those that the form names, or pending ones."
     read = (
         "Reads the tables chunk by chunk, with SELECT only. A retry continues after the last chunk. The log shows how "
-        "far each table is."
-    )
-    staged = (
-        "Stages the copied rows once everything that was committed meanwhile is extracted, by this task or by "
-        "another extractor. The next run of the pipeline applies them."
+        "far each table is. Then it stages the rows, once everything that was committed meanwhile is extracted, by "
+        "this task or by another extractor. The next run of the pipeline applies them."
     )
     tasks = [
         TaskSpec(TaskKind.COPY_PLAN, PLAN, (), listed),
         TaskSpec(TaskKind.COPY, COPY, (PLAN,), read, sources=sources),
-        TaskSpec(TaskKind.STAGE_COPY, STAGE, (COPY,), staged, sources=sources),
     ]
     description = f"Existing rows of {', '.join(sources)} to the stage"
     dag_id = snapshot_dag_id_of(pipeline.pipeline)

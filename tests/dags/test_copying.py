@@ -24,8 +24,8 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from cdc_core import config
 from cdc_core.errors import ConnectionLost, LeaseHeld, LockstepError, OtherServer, Paused, Refused
 from cdc_core.meta import Meta, TableCopy
+from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.meta.table_copies import TableCopies
-from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.copy import copier, steps
@@ -35,7 +35,7 @@ from cdc_core.operations.extract import side_by_side
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process import leaving
 from lockstep_airflow import copy_tasks
-from lockstep_airflow.copy_tasks import CopySensor, StageCopySensor, StartCopyOperator
+from lockstep_airflow.copy_tasks import CopySensor, StartCopyOperator
 from tests.dags.task_context import task_context
 
 TABLE = PendingTable("shop.t", "rows are missing", 7)
@@ -49,7 +49,7 @@ class World:
         self.failure: LockstepError | None = None
         self.running = False
         self.staged = Staged()
-        self.read: dict[str, Any] = {"source": "shop_db", "tables": 1, "refused": 0}
+        self.refused: dict[str, Refused] = {}
         self.runs = 0
         self.dag: Exception | None = None
         self.asked: list[str] = []
@@ -76,7 +76,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(copier, "copier_lease", lease)
     monkeypatch.setattr(side_by_side, "extract_if_free", step("extract", lambda: True))
-    monkeypatch.setattr(steps, "read_tables", step("read", dict))
+    monkeypatch.setattr(steps, "read_tables", step("read", lambda: made.refused))
     monkeypatch.setattr(steps, "stage_read", step("stage", lambda: made.staged))
     monkeypatch.setattr(steps, "due", lambda *_: made.pending)
     monkeypatch.setattr(copy_tasks, "_wanted", lambda *_: made.pending)
@@ -101,13 +101,12 @@ def context(world: World) -> Any:
             raise world.dag
 
     return task_context(
-        "copy", asked=datetime.now(UTC), get_dag=get_dag, get_dr_count=lambda **_: world.runs,
-        xcom_pull=lambda **_: world.read,
+        "copy", asked=datetime.now(UTC), get_dag=get_dag, get_dr_count=lambda **_: world.runs
     )  # fmt: skip
 
 
-def sensor(kind: type, file: str) -> Any:
-    return kind(task_id="copy", file=file, subject="shop_db", mode="reschedule")
+def sensor(file: str) -> Any:
+    return CopySensor(task_id="copy", file=file, subject="shop_db", mode="reschedule")
 
 
 def test_a_copier_leaves_what_another_one_copies_before_it_has_the_lease(
@@ -120,14 +119,14 @@ def test_a_copier_leaves_what_another_one_copies_before_it_has_the_lease(
 
     monkeypatch.setattr(copier, "copier_lease", lease)
     with pytest.raises(AirflowSkipException):
-        sensor(CopySensor, file).poke(context)
+        sensor(file).poke(context)
     assert world.asked == []
 
 
 def test_a_copier_waits_for_another_or_while_it_is_paused_and_extracts_first_where_another_server_took_over(
     world: World, file: str, context: Any
 ) -> None:
-    task = sensor(CopySensor, file)
+    task = sensor(file)
     world.running = True
     assert not task.poke(context)
     assert world.asked == []
@@ -143,78 +142,56 @@ def test_a_copier_waits_for_another_or_while_it_is_paused_and_extracts_first_whe
         task.poke(context)
     assert not isinstance(raised.value, AirflowFailException)
     world.failure = None
-    assert task.poke(context).xcom_value == {"source": "shop_db", "tables": 1, "refused": 0}
+    assert task.poke(context).is_done
     world.pending = ()
     with pytest.raises(AirflowSkipException):
         task.poke(context)
 
 
-def test_staging_extracts_and_waits_as_long_as_the_chain_has_not_passed_the_copy(
-    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_copier_extracts_and_waits_as_long_as_the_chain_has_not_passed_the_copy(
+    world: World, file: str, context: Any
 ) -> None:
-    task = sensor(StageCopySensor, file)
+    task = sensor(file)
     world.staged = Staged(waiting=Position(0, "binlog.000007", 4))
     assert not task.poke(context)
-    assert world.asked == ["extract", "stage"]
+    assert world.asked == ["read", "extract", "stage"]
     world.staged = Staged(tables=("shop.t",), dropped=(("shop.u", "it was truncated"),))
     assert task.poke(context).xcom_value == {"source": "shop_db", "tables": 1, "rows": 0, "batches": 0, "dropped": 1}
-    monkeypatch.setattr(TableCopies, "find", lambda *_: ())
+    world.pending = ()
     with pytest.raises(AirflowSkipException):
         task.poke(context)
 
 
-@pytest.mark.parametrize("others", [True, False])
 def test_a_table_that_cannot_be_copied_fails_the_run_once_the_others_are_staged(
-    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch, others: bool
+    world: World, file: str, context: Any
 ) -> None:
-    task = sensor(StageCopySensor, file)
-    world.read["refused"] = 1
-    world.staged = Staged(tables=("shop.t",))
-    if not others:
-        monkeypatch.setattr(TableCopies, "find", lambda *_: ())
+    task = sensor(file)
     refused = Refused("shop.u has no key.", where="shop.u", code="snapshot.not_copyable", remedy="give it a key")
-    with Meta.open(config.load(Path(file)).meta.url, "shop") as meta:
-        meta.failures.keep(COPY_TABLE, copied_table("another_db", "shop.v"), refused)
-        if others:
-            assert task.poke(context).is_done, "a copy by hand has read it meanwhile"
-        meta.failures.keep(COPY_TABLE, copied_table("shop_db", "shop.u"), refused)
+    world.refused = {"shop.u": refused}
+    world.staged = Staged(waiting=Position(0, "binlog.000007", 4))
+    assert not task.poke(context)
+    world.staged = Staged(tables=("shop.t",))
     with pytest.raises(AirflowFailException, match=r"shop\.u has no key") as raised:
         task.poke(context)
     assert "give it a key" in str(raised.value)
-    assert world.asked == (["extract", "stage"] * 2 if others else [])
+    assert world.asked == ["read", "extract", "stage"] * 2
+    world.refused = {}
+    assert task.poke(context).is_done
 
 
-@pytest.mark.parametrize("others", [True, False])
-def test_a_run_whose_copy_was_marked_fails_once_what_was_read_is_staged_unless_all_is_copied(
-    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch, others: bool
+def test_what_was_decided_and_not_recorded_is_staged_although_nothing_is_left_to_read(
+    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = sensor(StageCopySensor, file)
-    answers = {"plan": {"sources": {"shop_db": 1}}, "copy": None}
-    context["ti"].xcom_pull = lambda task_ids, **_: answers[task_ids]
-    world.staged = Staged(tables=("shop.u",))
-    if not others:
-        monkeypatch.setattr(TableCopies, "find", lambda *_: ())
-    with pytest.raises(AirflowFailException, match=r"(?s)Not copied: shop\.t\..*run\.clear_task"):
-        task.poke(context)
-    assert world.asked == (["extract", "stage"] if others else [])
-    answers["plan"] = None  # marked as well
-    with pytest.raises(AirflowFailException, match=r"run\.clear_task"):
-        task.poke(context)
-    answers["plan"], pending, world.pending = {"sources": {"shop_db": 1}}, world.pending, ()
-    for _ in range(2):  # then: nothing was to be copied, and a copy came due since
-        if others:
-            assert task.poke(context).is_done
-        else:
-            with pytest.raises(AirflowSkipException):
-                task.poke(context)
-        answers["plan"], world.pending = {"sources": {"shop_db": 0}}, pending
+    monkeypatch.setattr(CopiedBatches, "decided", lambda *_: ("a manifest",))
+    world.pending = ()
+    assert sensor(file).poke(context).is_done
+    assert world.asked == ["read", "extract", "stage"]
 
 
-@pytest.mark.parametrize("kind", [CopySensor, StageCopySensor])
 def test_a_dry_run_asks_nobody_and_a_termination_leaves(
-    world: World, file: str, context: Any, kind: type, monkeypatch: pytest.MonkeyPatch
+    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = sensor(kind, file)
+    task = sensor(file)
     with pytest.raises(AirflowSkipException):
         task.poke({**context, "params": {"dry_run": True}})
     assert world.asked == []
@@ -226,7 +203,6 @@ def test_a_dry_run_asks_nobody_and_a_termination_leaves(
         task.on_kill()
 
     monkeypatch.setattr(steps, "read_tables", killed)
-    monkeypatch.setattr(steps, "stage_read", killed)
     for _ in range(2):  # again, as if Python had dropped the first one
         with pytest.raises(SystemExit):
             task.poke(context)
@@ -275,7 +251,7 @@ def test_the_form_says_how_many_readers_a_copy_has(
         return {}
 
     monkeypatch.setattr(steps, "read_tables", read)
-    task = sensor(CopySensor, file)
+    task = sensor(file)
     for asked in (None, 7):
         context["params"] = {"readers": asked}
         assert task.poke(context).is_done

@@ -113,10 +113,10 @@ def test_a_copy_says_from_which_table_its_rows_came(
     fill(source_database, 30)
     run = replace(line("older_lineage", snapshot="mode: initial"), suffix="_snapshot")
     run.environ |= emitting(tmp_path / "events.json")
-    stage = f"{run.dag_id}.stage"
+    copy = f"{run.dag_id}.copy"
     with ended(run.start(None)) as process:
-        run.wait_for(lambda: stage in completed(tmp_path / "events.json"), process)
-    event = completed(tmp_path / "events.json")[stage]
+        run.wait_for(lambda: copy in completed(tmp_path / "events.json"), process)
+    event = completed(tmp_path / "events.json")[copy]
     assert [one["name"] for one in event["inputs"]] == [f"{source_database.name}.t"]
     assert [one["outputFacets"]["outputStatistics"]["rowCount"] for one in event["outputs"]] == [30]
 

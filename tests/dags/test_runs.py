@@ -55,13 +55,13 @@ def test_existing_rows_of_an_idle_source_are_copied_and_staged_by_the_snapshot_d
     copy = replace(run, suffix="_snapshot")
     assert copy.start(None, dry_run=True).wait(timeout=240) == 0, copy.output[-6000:]
     assert f"would copy {source_database.name}.t, ~" in copy.output
-    assert copy.states() == {"plan": ["success"], "copy": ["skipped"], "stage": ["skipped"]}
+    assert copy.states() == {"plan": ["success"], "copy": ["skipped"]}
     # Nothing moves the chain of an idle source but the task itself.
     assert copy.start(None).wait(timeout=240) == 0, copy.output[-6000:]
-    assert copy.states() == {"plan": ["success"], "copy": ["success"], "stage": ["success"]}, copy.output[-6000:]
+    assert copy.states() == {"plan": ["success"], "copy": ["success"]}, copy.output[-6000:]
     assert f"{source_database.name}.t: all 35 rows read" in copy.output
     assert sorted(run.staged("id")) == sorted([*range(35), *range(30, 35)])  # 5 of them are in the log, too
-    values = [value for task, key, value in copy.xcoms() if (task, key) == ("stage", "return_value")]
+    values = [value for task, key, value in copy.xcoms() if (task, key) == ("copy", "return_value")]
     assert values == [{"source": "older_db", "tables": 1, "rows": 35, "batches": 1, "dropped": 0}]
     # Named by hand, it is copied once more.
     named = {"tables": [f"{source_database.name}.t"], "source": "older_db"}

@@ -558,10 +558,10 @@ def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_i
     assert (shown["copies"][0]["table"], shown["copies"][0]["state"]) == ("older.t", "copying")
     assert 0 < shown["copies"][0]["percent"] < 100
     assert copy.run_id == f"from__{run_name_of('older', 'cdc_older', run.run_id)}"
-    assert copy.states() == {PLAN: "success", "copy": "success", "stage": "success"}
+    assert copy.states() == {PLAN: "success", "copy": "success"}
     assert copy.tries("copy") > 1
     assert "older.t: all 400 rows read" in copy.log_of("copy")
-    assert copy.xcom("stage") == {"source": "older_db", "tables": 1, "rows": OLD_ROWS, "batches": 1, "dropped": 0}
+    assert copy.xcom("copy") == {"source": "older_db", "tables": 1, "rows": OLD_ROWS, "batches": 1, "dropped": 0}
     pipeline = config.load(line.folder / "pipelines" / "older.yaml")
     (manifest,) = (one for one in chain(open_stage(pipeline.stage), "older_db") if one.chunks)
     epochs = Counter(name.epoch for part in manifest.parts if (name := parse_copied(part.path)))
@@ -570,7 +570,7 @@ def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_i
     assert (len(epochs), sum(chunk.rows for chunk in manifest.chunks)) == (2, OLD_ROWS)
     copy.clear()
     copy.wait()
-    assert copy.states() == {PLAN: "success", "copy": "skipped", "stage": "skipped"}
+    assert copy.states() == {PLAN: "success", "copy": "skipped"}
     again = line.airflow.trigger("cdc_older")
     again.wait()
     assert again.states() == {EXTRACT: "success", "snapshot": "skipped"}

@@ -89,14 +89,12 @@ def test_existing_rows_are_copied_by_a_dag_of_their_own_that_the_pipeline_starts
     assert start.dag_id_of_copy == snapshot.dag_id == "cdc_shop_snapshot"
     dag = render(snapshot)
     assert {task.task_id: task.upstream_task_ids for task in dag.tasks} == {
-        "plan": set(), "copy": {"plan"}, "stage": {"copy"}
+        "plan": set(), "copy": {"plan"}
     }  # fmt: skip
     # A run that another DAG has started must not wait for somebody to switch this one on.
     assert (dag.is_paused_upon_creation, dag.max_active_runs, snapshot.schedule) == (False, 1, None)
-    for task_id in ("copy", "stage"):
-        task = dag.get_task(task_id)
-        assert task.expand_input.value == {"subject": ["shop_db"]}
-        assert (task.partial_kwargs["mode"], task.trigger_rule) == ("reschedule", "none_failed")
+    task = dag.get_task("copy")
+    assert (task.expand_input.value, task.partial_kwargs["mode"]) == ({"subject": ["shop_db"]}, "reschedule")
     dag.params.validate()
     assert dag.params.get_param("source").schema["enum"] == [None, "shop_db"]
     none = write_pipeline("bank")

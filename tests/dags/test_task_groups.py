@@ -68,7 +68,7 @@ def test_parts_of_a_pipeline_are_groups_that_can_be_put_in_any_order(write_pipel
         Extract(file) >> [Apply(file), Snapshot(file)] >> Verify(file, default_args={"retries": 0})
     tasks = {task.task_id: task for task in made.tasks}
     assert tasks["apply_shop.plan"].upstream_task_ids == {"extract_shop.extract"}
-    assert tasks["verify_shop.verify"].upstream_task_ids == {"apply_shop.to_main.commit", "snapshot_shop.stage"}
+    assert tasks["verify_shop.verify"].upstream_task_ids == {"apply_shop.to_main.commit", "snapshot_shop.copy"}
     assert (tasks["verify_shop.repair"].retries, tasks["apply_shop.merge"].retries) == (0, 5)
 
 

@@ -1,4 +1,4 @@
-"""The steps of a copy: extract, read, stage. The command line takes them in one process, Airflow in one task each.
+"""The steps of a copy: extract, read, stage. The command line takes them in one process, Airflow in two tasks.
 
 A step may be repeated after a kill at any moment, and by another process: how far a copy is, is in meta. A step that
 fails for a source, and a table that cannot be copied, are kept in meta for `lockstep status` and for the page, until
