@@ -65,20 +65,15 @@ class CaptureRules(Model):
         "stops; record: note it and continue; resync: note it, and `lockstep run` copies the table "
         "again",
     )
-    on_definition: Literal["drop", "note"] = Field(
-        "drop",
-        description="definitions of captured tables that change no row: drop them, or note position and text in"
-        " the manifest",
-    )
     on_truncate: Literal["unlogged", "stage"] = Field(
         "unlogged",
         description="TRUNCATE TABLE, and a dropped table that is created again. unlogged: like any unlogged "
         "change; stage: stage it as a change (t); see on_truncate of target tables",
     )
-    on_new: Literal["snapshot", "stream", "stop"] = Field(
+    on_new: Literal["snapshot", "stream"] = Field(
         "snapshot",
         description="a table that appears later and matches. snapshot: copy its rows as snapshot.mode says, and"
-        " follow it; stream: only follow it; stop: the source stops",
+        " follow it; stream: only follow it",
     )
     on_unreadable: Literal["stop", "isolate", "resync"] = Field(
         "stop",

@@ -16,9 +16,6 @@ class ThrottleOptions(Model):
     """A copy waits while one of these is true, and asks between chunks."""
 
     threads_running: int | None = Field(None, ge=1, description="more threads than this run at the source")
-    history_list_length: int | None = Field(
-        None, ge=1, description="the source keeps more undo records than this (MySQL: needs PROCESS)"
-    )
     replicas: tuple[ConnectionRef, ...] = Field(
         (), description="replicas whose lag counts, as env:VARIABLE or airflow:CONNECTION_ID"
     )

@@ -212,19 +212,6 @@ def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int =
     return known if whole is None else TableCoverage(whole, event.seq, event.ts_us, event.place)
 
 
-def is_new(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int) -> bool:
-    """Whether an event of the log creates a table that did not exist when the captured tables were first surveyed.
-
-    surveyed_seq: order key of the latest complete survey. A table that the log created and dropped before it is not.
-    """
-    if event.what not in (Happened.CREATED, Happened.CREATED_IF_ABSENT):
-        return False
-    if known is None:
-        return event.seq > surveyed_seq
-    certain = known.absent_seq > 0 or event.what is Happened.CREATED
-    return known.found_later and certain and known.absent_seq < event.seq <= known.seq
-
-
 def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage]) -> dict[str, TableCoverage]:
     """The coverage of tables after a manifest has said something of them.
 

@@ -332,18 +332,6 @@ def test_a_source_without_changes_of_its_own_moves_with_the_log_and_outlives_a_p
     assert line.changed_ids() == [1, 2]
 
 
-def test_statements_that_define_tables_are_noted_where_that_is_asked_for(make_line):
-    line = make_line(tables="on_definition: drop")
-    line.origin.execute(TABLE)
-    line.drain()
-    assert line.notes == []
-    line.change(tables="on_definition: note")
-    line.origin.execute("ALTER TABLE t ADD INDEX (v)")
-    line.drain()
-    (note,) = line.notes
-    assert "ALTER TABLE t ADD INDEX (v)" in note
-
-
 def test_what_tables_were_is_kept_with_the_batches_and_restored_with_them(make_line, origin, tmp_path):
     line = make_line(tables="on_unlogged_change: record")
     line.origin.execute("SET GLOBAL binlog_row_metadata = MINIMAL", "CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")

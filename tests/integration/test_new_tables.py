@@ -1,15 +1,13 @@
-"""Tables that appear after a pipeline has begun: followed, copied or refused, as tables.on_new says."""
+"""Tables that appear after a pipeline has begun: followed or copied, as tables.on_new says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from cdc_core.errors import Refused
 from cdc_core.model.coverage import How
 from cdc_core.operations.copy.pending import pending
 from tests.lab.lab import Lab
 from tests.lab.origin import Origin
-from tests.lab.refusals import raises
 
 TABLE = "CREATE TABLE {} (id INT PRIMARY KEY)"
 
@@ -51,26 +49,3 @@ def test_a_table_with_rows_is_not_taken_for_a_new_one_because_it_would_be_create
     origin.execute("CREATE TABLE IF NOT EXISTS other (id INT PRIMARY KEY)", "INSERT INTO other VALUES (2)")
     assert line.drain()["other"] is How.EXISTING
     assert "from before" in line.refuses("other")
-
-
-def test_where_new_tables_stop_the_source_it_stops_at_each_until_somebody_decides(
-    origin: Origin, make_line: Callable[..., Lab]
-) -> None:
-    origin.execute(TABLE.format("old"), TABLE.format("gone"), "INSERT INTO old VALUES (1)")
-    line = make_line(tables="on_new: stop, on_unlogged_change: record")
-    line.drain()
-    # No new tables: one that is there already, one that is made again, one that is not captured.
-    origin.execute("CREATE TABLE IF NOT EXISTS old (id INT PRIMARY KEY)", "DROP TABLE gone", TABLE.format("gone"),
-                   "INSERT INTO old VALUES (2)", "CREATE TEMPORARY TABLE scratch (id INT)")  # fmt: skip
-    line.drain()
-    assert line.ids("old", partial=True) == [2]
-    origin.execute("INSERT INTO old VALUES (3)", TABLE.format("fresh"), "INSERT INTO fresh VALUES (1)")
-    for _ in range(2):
-        with raises(Refused, "source.new_table") as caught:
-            line.drain()
-        assert f"{origin.name}.fresh" in caught.value.what
-    assert "binlog" in caught.value.where
-    line.change(tables="on_new: stream")
-    assert line.drain()["fresh"] is How.CREATED
-    assert line.ids("fresh") == [1]
-    assert line.ids("old", partial=True) == [2, 3]

@@ -677,16 +677,15 @@ def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_c
     assert "not a replica" in errors[1]
     line.drain()
     stage(line)
-    waited, errors = throttled(line, threads_running=1000, history_list_length=10**9)
+    waited, errors = throttled(line, threads_running=1000)
     assert (set(waited), errors) == ({""}, [])
     line.drain()
     stage(line)
     is_equal(line, "number")
 
 
-@pytest.mark.parametrize("limit", ["threads_running", pytest.param("history_list_length", marks=pytest.mark.matrix)])
 def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
-    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, limit: str
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 100)
     monkeypatch.setattr(chunks_module, "chunk_rows", lambda size_bytes, row_bytes: 30)
@@ -696,29 +695,20 @@ def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
     released = threading.Event()
 
     def busy() -> None:
-        """Sessions that work, or an old view for which each change is kept, until the copy has said that it waits."""
+        """Sessions that work until the copy has said that it waits."""
         with ExitStack() as opened:
             sessions = [opened.enter_context(line.origin.session()) for _ in range(4)]
-            if limit == "history_list_length":
-                sessions[0]("START TRANSACTION WITH CONSISTENT SNAPSHOT", "SELECT COUNT(*) FROM number")
-                for number in range(400):
-                    sessions[1](f"UPDATE number SET v = {-number} WHERE v = {1 - number}")
-                    sessions[1](f"INSERT INTO late VALUES ('2020-01-01', {number}, 1, '')")
-                    sessions[1](f"DELETE FROM late WHERE id = {number}")
-                started.set()
-                released.wait()
-            else:
-                asked = [threading.Thread(target=sleep, args=(one,)) for one in sessions]
-                for one in asked:
-                    one.start()
-                while len(sleeping()) < len(asked):
-                    time.sleep(0.01)
-                started.set()
-                released.wait()
-                for number in sleeping():
-                    line.origin.execute_on_server(f"KILL QUERY {number}")
-                for one in asked:
-                    one.join()
+            asked = [threading.Thread(target=sleep, args=(one,)) for one in sessions]
+            for one in asked:
+                one.start()
+            while len(sleeping()) < len(asked):
+                time.sleep(0.01)
+            started.set()
+            released.wait()
+            for number in sleeping():
+                line.origin.execute_on_server(f"KILL QUERY {number}")
+            for one in asked:
+                one.join()
 
     def sleep(session: Callable[..., Any]) -> None:
         with suppress(pymysql.err.OperationalError):  # KILL QUERY
@@ -738,16 +728,13 @@ def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
             started.wait()
 
     started, beside = threading.Event(), threading.Thread(target=busy)
-    most = {"threads_running": 4, "history_list_length": 300}[limit]
-    line.change(snapshot={"throttle": {limit: most}, "readers": 1})
+    line.change(snapshot={"throttle": {"threads_running": 4}, "readers": 1})
     try:
         read(line, "number", progressed=progressed)
     finally:
         released.set()
         beside.join()
-    said = {"threads_running": "threads are running at the source, more than 4",
-            "history_list_length": "entries, more than 300"}[limit]  # fmt: skip
-    assert any(said in why for why in waited)
+    assert any("threads are running at the source, more than 4" in why for why in waited)
     assert waited[-1] == ""
     line.drain()
     stage(line)

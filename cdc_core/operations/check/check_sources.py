@@ -17,7 +17,7 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.readable import counted, some_of
 from cdc_core.model.schema import TableSchema
 from cdc_core.mysql import connections
-from cdc_core.mysql.connections import is_mariadb, quote
+from cdc_core.mysql.connections import quote
 from cdc_core.mysql.server_errors import ErrorKind, kind_of
 from cdc_core.operations.check.findings import Findings
 from cdc_core.operations.check.rules import Seen
@@ -124,8 +124,7 @@ def check_throttle(
     subject: str,
 ) -> None:
     """Whether the account may ask for each limit of snapshot.throttle, here and at the replicas that it names."""
-    mariadb = is_mariadb(connection)
-    with Throttle(pipeline.snapshot.throttle, source=source.name, mariadb=mariadb) as throttle:
+    with Throttle(pipeline.snapshot.throttle, source=source.name) as throttle:
         for name, ask in throttle.questions().items():
             findings.attempt(
                 f"{subject}: snapshot.throttle, {name}",

@@ -126,7 +126,7 @@ def read_source(opened: OpenPipeline, name: str) -> Iterator[ReadSource]:
         address, control, server = hosts.connect(config, meta.positions.checkpoint(name), replica)
         stack.callback(control.close)
         limits = opened.pipeline.snapshot.throttle
-        throttle = stack.enter_context(Throttle(limits, source=name, mariadb=server.mariadb))
+        throttle = stack.enter_context(Throttle(limits, source=name))
         source = ReadSource(opened, config, address, control, server, throttle)
         source.staged()
         yield source

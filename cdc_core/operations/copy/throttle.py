@@ -1,4 +1,4 @@
-"""When a copy must wait: the source is busy, a replica lags, undo grows, or a query of the user's says so.
+"""When a copy must wait: the source is busy, a replica lags, or a query of the user's says so.
 
 Asked between chunks, by all readers together at most once in CHECK_S. It must keep true that what cannot be asked stops
 the copy, and never passes for "all is well".
@@ -27,12 +27,11 @@ _STATUS = "SHOW GLOBAL STATUS LIKE %s"
 
 
 class Throttle:
-    """A context manager: it has connections to the replicas. mariadb: whether the source is one."""
+    """A context manager: it has connections to the replicas."""
 
-    def __init__(self, limits: Limits, *, source: str, mariadb: bool) -> None:
+    def __init__(self, limits: Limits, *, source: str) -> None:
         self._limits = limits
         self._source = source
-        self._mariadb = mariadb
         self._lock = threading.Lock()
         self._asked_s = -CHECK_S
         self._why = ""
@@ -62,8 +61,6 @@ class Throttle:
         asked: dict[str, Question] = {}
         if limits.threads_running is not None:
             asked["threads_running"] = partial(self._running, limits.threads_running)
-        if limits.history_list_length is not None:
-            asked["history_list_length"] = partial(self._history, limits.history_list_length)
         if limits.query is not None:
             asked["query"] = partial(self._own, limits.query)
         for reference in limits.replicas:
@@ -76,21 +73,6 @@ class Throttle:
     def _running(self, most: int, control: pymysql.Connection) -> str:
         running = _status(control, "Threads_running")
         return f"{running} threads are running at the source, more than {most}" if running > most else ""
-
-    def _history(self, most: int, control: pymysql.Connection) -> str:
-        length = self._history_length(control)
-        return f"the source's history list has {length} entries, more than {most}" if length > most else ""
-
-    @answers("source")
-    def _history_length(self, control: pymysql.Connection) -> int:
-        if self._mariadb:
-            return _status(control, "Innodb_history_list_length")
-        sql = "SELECT `COUNT` FROM INFORMATION_SCHEMA.INNODB_METRICS WHERE NAME = 'trx_rseg_history_len'"
-        try:
-            return int(query(control, sql)[0][0])
-        except Refused as error:
-            remedy = "on the source: GRANT PROCESS ON *.* TO the account, or remove history_list_length"
-            raise _not_asked("the length of the history list", error.what, self._source, remedy) from None
 
     def _own(self, sql: str, control: pymysql.Connection) -> str:
         remedy = "write a query that returns one number: a copy waits while it is above 0"

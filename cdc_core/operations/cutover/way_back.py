@@ -28,7 +28,7 @@ from cdc_core.targets.bookkeeping.fence import bar
 _CARRIED: dict[str, Any] = {"tables": True, "routes": True, "targets": True}
 """What of a pipeline file decides which rows are carried back, and where to."""
 _FREE: dict[str, Any] = {
-    "tables": {"on_unlogged_change", "on_definition", "on_truncate", "on_new", "on_unreadable"},
+    "tables": {"on_unlogged_change", "on_truncate", "on_new", "on_unreadable"},
     "targets": {
         "__all__": {"on_missing_table": True, "sessions": True, "part_rows": True,
                     "tables": {"__all__": {"on_new_column"}}},

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from cdc_core.errors import Refused
 from cdc_core.meta import SourceCoverage
 from cdc_core.model.block import Block, TableRows
 from cdc_core.model.coverage import (
@@ -21,7 +20,6 @@ from cdc_core.model.coverage import (
     TableCoverage,
     TableEvent,
     after,
-    is_new,
 )
 from cdc_core.model.position import Position
 from cdc_core.model.staged_columns import OP, SEQ, TRUNCATE, TS
@@ -149,18 +147,6 @@ class CoverageLog:
                 moment_us = int(block.entries.commit_ts_us.max())
                 # Before the end, so that a copy at the end is later.
                 self._set(table, TableCoverage(How.ISOLATED, end.seq - 1, moment_us, str(end)))
-
-    def require_none_new(self, block: Block) -> None:
-        """Raises Refused (source.new_table) if a block creates a table that appeared later (tables.on_new: stop)."""
-        for event in block.happened:
-            for table in self._meant(event.table):
-                if self._logical(table) and is_new(self._known.get(table), event, surveyed_seq=self._absent_seq(table)):
-                    raise Refused(
-                        f"{table} is a new table, and tables.on_new is stop.",
-                        where=f"{block.source}, {event.place}",
-                        code="source.new_table",
-                        remedy="exclude it (tables.exclude); or set tables.on_new: snapshot or stream to follow it",
-                    )
 
     def _meant(self, table: str) -> list[str]:
         if table == ANY_TABLE:

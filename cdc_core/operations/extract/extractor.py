@@ -505,8 +505,6 @@ class Extractor:
 
     def _add(self, blocks: Iterable[Block], now_us: int) -> None:
         for block in blocks:
-            if self._pipeline.tables.on_new == "stop":
-                self._stager.coverage.require_none_new(block)
             self._stager.add(block, now_us=now_us)
 
     def _end_of_stream(self) -> None:

@@ -15,16 +15,14 @@ class CapturePolicy:
     on_unlogged_change: 'stop', or 'record' a note in the block, when a statement changed rows without row events;
                         'resync': 'record', where a copy of the table can bring what is missing, else 'stop'.
     on_truncate:        'unlogged': as on_unlogged_change says; 'stage': a change of its own.
-    on_definition:      'drop', or 'note' in the block, statements that define captured tables and change no row.
     on_unreadable:      'stop', or 'isolate' a table that cannot be read, and continue with the others; 'resync' is
                         'isolate' for readers of the log.
     """
 
     on_unlogged_change: Literal["stop", "record", "resync"] = "stop"
     on_truncate: Literal["unlogged", "stage"] = "unlogged"
-    on_definition: Literal["drop", "note"] = "drop"
     on_unreadable: Literal["stop", "isolate", "resync"] = "stop"
 
     @classmethod
     def from_config(cls, tables: config.CaptureRules) -> CapturePolicy:
-        return cls(tables.on_unlogged_change, tables.on_truncate, tables.on_definition, tables.on_unreadable)
+        return cls(tables.on_unlogged_change, tables.on_truncate, tables.on_unreadable)

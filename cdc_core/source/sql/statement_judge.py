@@ -117,10 +117,7 @@ class StatementJudge:
         return None
 
     def _note_definition(self, group: OpenGroup, logged: LoggedStatement, names: str, at: EventPlace) -> None:
-        changed = f"the definition of {names} changed at {at.where}: {logged.words}"
-        log.info("%s: %s", self._source, changed)
-        if self._policy.on_definition == "note":
-            group.notes.append(changed)
+        log.info("%s: the definition of %s changed at %s: %s", self._source, names, at.where, logged.words)
         if drops(logged.statement):
             group.notes.append(f"{names} dropped on the source at {at.where}; the rows stay in the targets")
 
