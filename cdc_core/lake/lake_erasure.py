@@ -175,7 +175,7 @@ def _is_stray(files: KeyedFiles, look: _Look, path: str) -> bool:
             return any(one.data_file.content == DataFileContent.DATA and look.may_have(one) for one in entries)
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, EOFError):
+    except (ValueError, EOFError):
         return True
     return False
 

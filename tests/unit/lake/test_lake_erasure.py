@@ -225,8 +225,13 @@ def test_files_of_killed_attempts_go_if_they_may_have_the_rows(lake: MadeLake, t
     shutil.copy(mine, strays["whole"])
     strays["half"].write_bytes(mine.read_bytes()[:100])
     pa.parquet.write_table(pa.table({"x": [1]}), strays["other"])
-    manifest = next(one for one in folder.parent.glob("metadata/*-m0.avro") if CANARY in str(list(written(one.parent))))
-    shutil.copy(manifest, manifest.with_name("stray-m0.avro"))
+    records = (one for one in seen(written(folder.parent / "metadata"), CANARY) if one.endswith(": records"))
+    manifest = Path(next(records).removesuffix(": records"))
+    whole, half = (manifest.with_name(f"{name}-m0.avro") for name in ("whole", "half"))
+    shutil.copy(manifest, whole)
+    half.write_bytes(manifest.read_bytes()[:-100])
     erase(lake)
+    assert not whole.exists()
+    assert not half.exists()
     assert [name for name, path in strays.items() if path.exists()] == ["other"]
     assert left(tmp_path) == []
