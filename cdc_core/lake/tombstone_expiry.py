@@ -78,7 +78,7 @@ def _older(
     count, names, newest = 0, set[bytes](), b""
     for one in live:
         dead = deleted_rows(files, one) if one.deletes else BitMap()
-        with OpenFile(files, one) as opened:
+        with OpenFile(files, one.path) as opened:
             for group in opened.groups:
                 start = int(opened.starts[group])
                 rows = opened.read(group, [VERSION_COLUMN]).append_column("at", _numbers(opened, group))

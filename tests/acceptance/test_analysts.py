@@ -63,7 +63,7 @@ def answer(lockstep: Any, query: str) -> str:
 
 def test_each_query_answers_what_the_document_shows(staged: Any, lockstep: Any) -> None:
     queries = list(recipes("sql"))
-    assert len(queries) == 8
+    assert len(queries) == 7
     for _, query, expected in queries:
         assert answer(lockstep, TABLES.sub(f"{staged.name}.", query)) == expected, query
 
@@ -72,7 +72,7 @@ def test_each_query_answers_what_the_document_shows(staged: Any, lockstep: Any) 
 def test_each_program_prints_what_the_document_shows(staged: Any, spark: Any) -> None:
     names: dict[str, Any] = {"spark": spark}
     programs = list(recipes("python", "python spark"))
-    assert len(programs) == 5
+    assert len(programs) == 4
     for _, program, expected in programs:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

@@ -21,16 +21,19 @@ def of_operation(op: str) -> pc.Expression:
     return pc.equal(pc.field("_cdc_op").cast(pa.string()), op)
 
 
-def require_every_change_once(changes: Table, stage: Path, table: str) -> int:
-    """How many rows it has. Its form of `_cdc_literal` is another one."""
-    rows = changes.scan().to_arrow().to_pylist()
-    names = [one.name for one in changes.schema().fields if one.name not in (LITERAL, SOURCE_TABLE)]
+def staged_changes(stage: Path, table: str) -> list[dict[str, Any]]:
+    """Each staged change under a single key; of a TRUNCATE, itself in place of a delete of each key."""
     staged = lockstep.open(stage)[table]
     truncates = staged.changes().to_arrow().filter(of_operation(TRUNCATE)).to_pylist()
     places = {_place(row) for row in truncates}
-    # Of a TRUNCATE, the history by key has a delete of each key.
     by_key = staged.changes(by_key=True).to_arrow().to_pylist()
-    expected = [*(row for row in by_key if _place(row) not in places), *truncates]
+    return [*(row for row in by_key if _place(row) not in places), *truncates]
+
+
+def require_every_change_once(changes: Table, stage: Path, table: str) -> int:
+    """How many rows it has. Its form of `_cdc_literal` is another one."""
+    rows, expected = changes.scan().to_arrow().to_pylist(), staged_changes(stage, table)
+    names = [one.name for one in changes.schema().fields if one.name not in (LITERAL, SOURCE_TABLE)]
     assert {name for row in expected for name in row} - _LEFT_OUT <= set(names)
     wanted, found = (Counter(tuple(_shown(row, name) for name in names) for row in some) for some in (expected, rows))
     same = wanted == found  # pytest would take minutes to show how they differ
