@@ -162,7 +162,7 @@ def lockstep(readers: int) -> Way:
         # Progress goes to the error stream, which is in the same file.
         text = (folder / "output").read_text()
         answer = json.loads(text[text.index("{") :])
-        return sum(int(one["rows"]) for one in answer["sources"])
+        return sum(int(source["rows"]) for source in answer["sources"])
 
     return Way(command, rows)
 
@@ -326,7 +326,7 @@ def compared(server: SqlServer, rows: int, turns: int, threads: Sequence[int]) -
 
 def text_of(turns: Mapping[str, Sequence[Turn]], rows: int) -> str:
     def median(name: str, figure: Callable[[Turn], float]) -> float:
-        return statistics.median(figure(one) for one in turns[name])
+        return statistics.median(figure(turn) for turn in turns[name])
 
     def beside(name: str) -> str:
         """How long it takes as a multiple of Lockstep with as many readers."""
@@ -373,7 +373,7 @@ def main() -> None:
         return
     rows = chosen.rows or (800_000 if chosen.quick else 8_000_000)
     turns = chosen.turns or (1 if chosen.quick else 5)
-    threads = [int(one) for one in chosen.readers.split(",")]
+    threads = [int(reader) for reader in chosen.readers.split(",")]
     texts, load = [], os.getloadavg()[0]
     pictures: dict[str, dict[str, float]] = {}
     for name in chosen.server.split(","):
@@ -384,7 +384,7 @@ def main() -> None:
         with start(server_id=9, options=OPTIONS | (MYDUMPER_SPLITS if name == "mysql" else {})) as server:
             filled(server, rows)
             found = compared(server, rows, turns, threads)
-            pictures |= {f"{type(server).__name__}, {group}": one for group, one in bars(found, rows).items()}
+            pictures |= {f"{type(server).__name__}, {group}": bar for group, bar in bars(found, rows).items()}
             head = machine(server, load, f"{rows:,} rows of 8 columns", f"medians of {turns} turns")
             texts += [head, "", text_of(found, rows), ""]
             print("\n".join(texts[-4:]), file=sys.stderr)

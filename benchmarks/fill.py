@@ -72,7 +72,7 @@ class Filled:
 
 def sums(server: MySql, tables: Sequence[str]) -> tuple[int, int]:
     """Of all rows of some tables: a sum of their checksums, and how many there are."""
-    names = ", ".join(one.split()[0] for one in COLUMNS.split(", "))
+    names = ", ".join(column.split()[0] for column in COLUMNS.split(", "))
     found = [0, 0]
     with server.connect() as connection, connection.cursor() as cursor:
         for table in tables:

@@ -62,7 +62,7 @@ def turn(server: MySql | MariaDb, path: Path, *, after: bool) -> tuple[float, fl
         cursor.execute(f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE bench.t")
         loaded_s = time.perf_counter()
         if after:
-            cursor.execute(f"ALTER TABLE bench.t {', '.join(f'ADD {one}' for one in INDEXES)}")
+            cursor.execute(f"ALTER TABLE bench.t {', '.join(f'ADD {index}' for index in INDEXES)}")
         ended_s = time.perf_counter()
         cursor.execute("DROP DATABASE bench")
         cursor.execute("RESET BINARY LOGS AND GTIDS" if isinstance(server, MySql) else "RESET MASTER")

@@ -35,7 +35,7 @@ def latency_picture(panels: Mapping[str, Sequence[Write]]) -> str:
 
 
 def _panel(top: int, title: str, writes: Sequence[Write]) -> Iterator[str]:
-    longest = max(writes, key=lambda one: one.took_s)
+    longest = max(writes, key=lambda write: write.took_s)
     upper, lower = top + _TITLE, top + _TITLE + _UPPER + _GAP
     yield f'<text x="8" y="{top + 15}" font-weight="bold" font-size="12">{escape(title)}</text>'
     yield (f'<text x="{_WIDTH - _RIGHT}" y="{top + 15}" text-anchor="end">longest write {longest.took_s:.2f} s</text>')
@@ -43,8 +43,8 @@ def _panel(top: int, title: str, writes: Sequence[Write]) -> Iterator[str]:
         y = upper + _height(ms / 1e3)
         yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_RULE}"/>'
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{name}</text>'
-    yield from _latencies(upper, _pieces((one.began_s - longest.began_s, one.took_s) for one in writes))
-    yield from _counts(lower, _pieces((one.began_s + one.took_s - longest.began_s, 1.0) for one in writes))
+    yield from _latencies(upper, _pieces((write.began_s - longest.began_s, write.took_s) for write in writes))
+    yield from _counts(lower, _pieces((write.began_s + write.took_s - longest.began_s, 1.0) for write in writes))
     for second in range(-int(_BEFORE_S), int(_AFTER_S) + 1, 2):
         x = _place(second)
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{lower + _LOWER}" y2="{lower + _LOWER + 4}" stroke="#1f2328"/>'

@@ -46,7 +46,7 @@ COLUMNS = (
     "id BIGINT PRIMARY KEY, customer INT UNSIGNED NOT NULL, amount DECIMAL(14,2) NOT NULL, status VARCHAR(8) NOT NULL, "
     "note VARCHAR(60) NOT NULL, created DATETIME(3) NOT NULL"
 )
-NAMES = tuple(one.split()[0] for one in COLUMNS.split(", "))
+NAMES = tuple(column.split()[0] for column in COLUMNS.split(", "))
 _CHUNK = 10_000
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -382,7 +382,7 @@ class Place:
     def create(self, database: str, shards: int) -> None:
         """Empty tables. shards: 0 for tables that are named as at the source."""
         tables = [
-            f"CREATE TABLE {database}.{one} ({COLUMNS})" for name in self.names() for one in _places(name, shards)
+            f"CREATE TABLE {database}.{place} ({COLUMNS})" for name in self.names() for place in _places(name, shards)
         ]
         _execute(self.target, None, [f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}", *tables])
 
@@ -391,9 +391,9 @@ class Place:
         self.create(to, 0)
         columns = ", ".join(NAMES)
         _execute(self.target, None, [
-            f"INSERT INTO {to}.{name} ({columns}) SELECT {columns} FROM {of}.{one} ORDER BY id"
+            f"INSERT INTO {to}.{name} ({columns}) SELECT {columns} FROM {of}.{place} ORDER BY id"
             for name in self.names()
-            for one in _places(name, shards)
+            for place in _places(name, shards)
         ])  # fmt: skip
 
     def require_equal(self, database: str, way: str, shards: int) -> None:
@@ -401,10 +401,10 @@ class Place:
         for name in self.names():
             [[ours, count]] = _execute(self.source, None, [f"SELECT {text} FROM {SOURCE_DATABASE}.{name}"])
             theirs = [
-                _execute(self.target, None, [f"SELECT {text} FROM {database}.{one}"])[0]
-                for one in _places(name, shards)
+                _execute(self.target, None, [f"SELECT {text} FROM {database}.{place}"])[0]
+                for place in _places(name, shards)
             ]
-            if (ours, count) != (sum(one[0] for one in theirs), sum(one[1] for one in theirs)):
+            if (ours, count) != (sum(their[0] for their in theirs), sum(their[1] for their in theirs)):
                 raise SystemExit(f"{way} ended with other rows than the source's in {name} of {self.workload.name}")
 
     def manifests(self) -> frozenset[str]:
@@ -474,8 +474,10 @@ def decoded(place: Place, known: frozenset[str]) -> dict[str, list[tuple[Any, ..
             with store.open_input(part.path) as file:
                 table = pq.read_table(file)
             table = table.select([name for name in table.column_names if name not in notes])
-            values = [one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one for one in table.columns]
-            found[part.table.rpartition(".")[2]] += list(zip(*(one.to_pylist() for one in values), strict=True))
+            values = [
+                column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns
+            ]
+            found[part.table.rpartition(".")[2]] += list(zip(*(value.to_pylist() for value in values), strict=True))
     return found
 
 
@@ -544,8 +546,8 @@ class Result:
         columns = ("step", "wall", *(f"{role} CPU" for role in ROLES), "memory of run", "of JVM + workers")
         lines = [f"{head}; extracted in {self.extract_s:.1f} s. {'Beside it: ' + peers + '.' if peers else ''}", "",
                  f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]  # fmt: skip
-        total = Step("all", self.wall_s, {role: sum(one.cpu_s[role] for one in self.steps) for role in ROLES}, {
-            role: max(one.peak_mib.get(role, 0.0) for one in self.steps) for role in ("run", "spark")
+        total = Step("all", self.wall_s, {role: sum(step.cpu_s[role] for step in self.steps) for role in ROLES}, {
+            role: max(step.peak_mib.get(role, 0.0) for step in self.steps) for role in ("run", "spark")
         })  # fmt: skip
         for step in (*self.steps, total):
             memory = " | ".join(f"{step.peak_mib.get(role, 0.0):,.0f} MiB" for role in ("run", "spark"))
@@ -567,7 +569,7 @@ class Result:
 
 def table(results: Sequence[Result]) -> str:
     columns = ("changes", "run", *(f"× {name}" for name in PEERS), *IN_DOCUMENT, "CPU", "target's CPU")
-    return "\n".join([f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *(one.row() for one in results)])
+    return "\n".join([f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *(result.row() for result in results)])
 
 
 def measured(workload: Workload, kind: str, rows: int, spark: SparkOptions, *, peers: bool) -> Result:
@@ -620,7 +622,7 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     spark = SparkOptions(master=chosen.master, conf=dict(one.split("=", 1) for one in chosen.conf))
-    names = [one.name for one in WORKLOADS if not (chosen.quick and one.tables > 1_000)]
+    names = [workload.name for workload in WORKLOADS if not (chosen.quick and workload.tables > 1_000)]
     if chosen.only:
         names = chosen.only.split(",")
     load_before = os.getloadavg()[0]

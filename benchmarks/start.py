@@ -90,14 +90,14 @@ class Application:
         stop = threading.Event()
         threads = [threading.Thread(target=self._write, args=(number, stop)) for number in range(WRITERS)]
         threads.append(threading.Thread(target=self._look, args=(meta_url, stop)))
-        for one in threads:
-            one.start()
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             stop.set()
-            for one in threads:
-                one.join()
+            for thread in threads:
+                thread.join()
 
     def seen_until_now(self) -> Seen:
         """What was seen since the last time this was asked."""

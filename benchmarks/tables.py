@@ -94,7 +94,7 @@ def main() -> None:
         print("all tables", extracted(root, server.url, profile=options.profile), flush=True)
         files = [path.stat() for path in (root / "stage").rglob("*.parquet")]
         manifest = max(path.stat().st_size for path in (root / "stage/manifests").rglob("*.json"))
-        mean = sum(one.st_size for one in files) / max(len(files), 1)
+        mean = sum(file.st_size for file in files) / max(len(files), 1)
         print(f"{len(files)} files of {mean:,.0f} bytes; manifest {manifest:,} bytes")
         with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
             cursor.execute("INSERT INTO many.t7 VALUES (2, 'two', NOW())")

@@ -191,9 +191,9 @@ def table(result: dict[str, Any]) -> str:
         "| | seconds | × lockstep | client CPU s | source CPU s | target CPU s | rows read / rows |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for name, one in result["ways"].items():
-        figures = (one["seconds"], one["seconds"] / ours, one["client_cpu"], one["source_cpu"], one["target_cpu"])
-        ratio = one["rows_read"] / result["rows"]
+    for name, way in result["ways"].items():
+        figures = (way["seconds"], way["seconds"] / ours, way["client_cpu"], way["source_cpu"], way["target_cpu"])
+        ratio = way["rows_read"] / result["rows"]
         lines.append(f"| {name} | {' | '.join(f'{figure:.2f}' for figure in (*figures, ratio))} |")
     return "\n".join(lines)
 

@@ -318,8 +318,8 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
     )
     made = severity(type(grave))(
         f"{len(parts)} problems: {what}.",
-        code=grave.code if len({one.code for one in parts}) == 1 else "target.several",
-        remedy="; ".join(f"({number}) {one.remedy} ({one.code})" for number, one in enumerate(parts, 1)),
+        code=grave.code if len({part.code for part in parts}) == 1 else "target.several",
+        remedy="; ".join(f"({number}) {part.remedy} ({part.code})" for number, part in enumerate(parts, 1)),
     )
     made.parts = parts
     return made
@@ -328,7 +328,7 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
 def of_all(errors: Sequence[BaseException]) -> BaseException:
     """The error to raise for several tasks: Lockstep's own as one; any other before them."""
     ours = [error for error in errors if isinstance(error, LockstepError)]
-    return combined(ours) if len(ours) == len(errors) else next(one for one in errors if one not in ours)
+    return combined(ours) if len(ours) == len(errors) else next(error for error in errors if error not in ours)
 
 
 def _fields(error: LockstepError) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def extract(
     from cdc_core.operations.open_pipeline import open_pipeline
 
     parsed = config.load(Path(pipeline))
-    chosen = choose([one.name for one in parsed.sources], sources, "source", "sources")
+    chosen = choose([source.name for source in parsed.sources], sources, "source", "sources")
     with open_pipeline(parsed) as opened:
         return extract_sources(opened, chosen, until_us=_us(until))
 
@@ -49,7 +49,7 @@ def run(pipeline: str | Path, *, targets: Sequence[str] | None = None, until: da
     from spark_jobs.driver import Driver
 
     parsed = config.load(Path(pipeline))
-    chosen = choose([one.name for one in parsed.targets], targets, "target", "targets")
+    chosen = choose([target.name for target in parsed.targets], targets, "target", "targets")
     if not chosen:
         raise UsageError(
             "The pipeline has no targets.",

@@ -217,9 +217,9 @@ def work_of(name: str, *, lake: bool = False) -> Callable[[Job], None]:
 
 def unneeded(pipeline: Pipeline) -> set[str]:
     """The variables with logins of sources and meta, of catalogs, which workers do not ask, and the salt of masks."""
-    needed = {one for target in pipeline.databases for one in target.connections}
+    needed = {connection for target in pipeline.databases for connection in target.connections}
     references = {*pipeline.references, *([pipeline.meta.url] if pipeline.meta.url.startswith("env:") else [])}
-    return {variable_of(one) for one in references - needed} | {*map(variable_of, pipeline.lake_references)}
+    return {variable_of(reference) for reference in references - needed} | {*map(variable_of, pipeline.lake_references)}
 
 
 @contextmanager

@@ -235,15 +235,15 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
         batches = source.iter_batches(BATCH_ROWS)
         found = classified(batches, destination, place.sessions, place.scratch, merged.removing)
         for rows in _gathered(rows_of(found)):
-            for one in pc.value_counts(rows.column(CLASS)).to_pylist():
-                classes[one["values"]] += one["counts"]
+            for count in pc.value_counts(rows.column(CLASS)).to_pylist():
+                classes[count["values"]] += count["counts"]
             stale = pc.equal(rows.column(CLASS), RowClass.STALE)
             kept = rows.filter(pc.invert(stale))
             if kept.num_rows:
                 keep(merged.filtered, kept.drop_columns([REASON]), destination.key)
             if kept.num_rows < rows.num_rows:
                 keep(merged.rejected, rows.filter(stale).drop_columns([CLASS]), destination.key)
-        if not any(one.startswith(f"{merged.filtered}/") for one in paths):
+        if not any(path.startswith(f"{merged.filtered}/") for path in paths):
             keep(merged.filtered, pa.Table.from_batches([none]).drop_columns([REASON]), ())
     yield FilteredPart(tuple(paths), dict(classes), latest)
 
@@ -284,7 +284,7 @@ def filter_tables(job: Job, tables: Sequence[MergeTable]) -> list[FilterCounts]:
 def _truncates(job: Job) -> dict[str, tuple[bytes, ...]]:
     """The versions of the run's truncates, by table."""
     counts = job.merge_counts.values()
-    return {one.table: tuple(map(bytes.fromhex, one.truncates)) for one in counts}
+    return {count.table: tuple(map(bytes.fromhex, count.truncates)) for count in counts}
 
 
 def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterCounts], dict[str, LockstepError]]:
@@ -308,13 +308,13 @@ def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterC
     for table in tables:
         parts, error = together(done[number] for number in of_table[table.table])
         if error is None:
-            error = staged.behind(reduce(_later, (one.latest for one in parts), {}), table.table, job.target.name)
+            error = staged.behind(reduce(_later, (part.latest for part in parts), {}), table.table, job.target.name)
         if error:
             failed[table.table] = error
             continue
-        kept = {path for one in parts for path in one.paths}
+        kept = {path for part in parts for path in part.paths}
         every |= kept
-        classes = sum((Counter(one.classes) for one in parts), Counter[str]())
+        classes = sum((Counter(part.classes) for part in parts), Counter[str]())
         own = f"{job.filtered(table.table)}/"
         counts[table.table] = FilterCounts(
             table.table,
@@ -338,6 +338,6 @@ def apply_filter(job: Job) -> None:
     job.store.delete(path)
     tables = [table for table in job.tables() if table.files]
     counts = filter_tables(job, tables)
-    for one in counts:
-        log.info("run %s target %s: %s", job.plan.run_id, job.target.name, one)
+    for count in counts:
+        log.info("run %s target %s: %s", job.plan.run_id, job.target.name, count)
     job.store.put(path, counts_to_bytes(counts))

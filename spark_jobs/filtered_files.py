@@ -49,7 +49,9 @@ def write_run(file: Any, rows: pa.Table, key: Sequence[str]) -> None:
 def _order(rows: pa.Table, names: Sequence[str]) -> pa.Array:
     # By position: names may have dots, which would lead into a struct.
     columns = [rows.column(name) for name in names]
-    plain = [one.cast(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in columns]
+    plain = [
+        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column for column in columns
+    ]
     numbered = pa.table(plain, names=[f"c{at}" for at in range(len(names))])
     return pc.sort_indices(numbered, sort_keys=[(name, "ascending") for name in numbered.column_names])
 

@@ -58,7 +58,7 @@ def apply_filter(job: Job) -> None:
     clear_tables(job.store, plan.rejected_folder(name), tables)
     with open_mirrors(job, tables) as mirrors:
         keep_bases(job, mirrors)
-        places = {name: one.mirror for name, one in mirrors.items()}
+        places = {name: mirror.mirror for name, mirror in mirrors.items()}
 
     def work(piece: _MergedRows, place: Place) -> Iterator[_Judged]:
         yield _judged(places[piece.table], piece, place)
@@ -72,7 +72,7 @@ def apply_filter(job: Job) -> None:
     parts = all_results(in_tasks(job, pieces, in_place(job, work)))
     counts, staged = [], StagedEnds(job.store)
     for table in tables:
-        mine, own = [one for one in parts if one.table == table.table], f"{job.filtered(table.table)}/"
+        mine, own = [part for part in parts if part.table == table.table], f"{job.filtered(table.table)}/"
         latest = {source: max(one.latest.get(source, 0) for one in mine) for one in mine for source in one.latest}
         if (ahead := staged.behind(latest, table.table, name)) is not None:
             raise ahead
@@ -94,7 +94,7 @@ def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> _Judged:
         winners = pq.read_table(file)
     rows, latest = judged(mirror, winners, piece.removing)
     rows = rows.drop_columns([name for name in FILTER_ONLY if name in rows.column_names])
-    classes = {one["values"]: one["counts"] for one in pc.value_counts(rows.column(CLASS)).to_pylist()}
+    classes = {count["values"]: count["counts"] for count in pc.value_counts(rows.column(CLASS)).to_pylist()}
     stale = pc.equal(rows.column(CLASS), RowClass.STALE)
     paths = []
     for folder, some, other in (

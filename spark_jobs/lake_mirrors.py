@@ -79,7 +79,7 @@ def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, O
 
 def keep_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
     """For the write: what the positions in filtered/ are of."""
-    kept = [one.base for one in mirrors.values()]
+    kept = [mirror.base for mirror in mirrors.values()]
     job.store.put(lake_path(job.plan.filtered_folder(job.target.name)), dumped(kept, list[BaseSnapshots]))
 
 

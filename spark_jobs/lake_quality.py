@@ -72,7 +72,7 @@ def mirror_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> Judge
     pieces = []
     for table in tables:
         paths = job.filtered_files(table)
-        pieces += [_Sampled(table.table, table.rows // len(paths), one, sample.first[one]) for one in paths]
+        pieces += [_Sampled(table.table, table.rows // len(paths), path, sample.first[path]) for path in paths]
     return JudgedRows(sample.rows, TARGET_ROWS, pieces, in_place(job, work))
 
 
@@ -119,7 +119,11 @@ def _newest(versions: pa.BinaryArray, tombstones: pa.BinaryArray) -> npt.NDArray
 
 def _differ(mirror: Mirror, rows: pa.Table, held: HeldRows, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Which of the rows have other values than the mirror, under the same version."""
-    names = [one.name for one in mirror.rows.columns if one.name in rows.column_names and one.name != VERSION_COLUMN]
+    names = [
+        column.name
+        for column in mirror.rows.columns
+        if column.name in rows.column_names and column.name != VERSION_COLUMN
+    ]
     there = rows_at(mirror.rows, mirror.live, held.file[at], held.row[at], names)
     found = np.zeros(len(at), bool)
     for name in names:

@@ -190,7 +190,7 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
         pieces += [_Truncated(table.table, one, True, fresh) for one in mirror.buried if fresh]
         if table.table in logs:
             rule = TableRule(change_columns(job, table), table.key)
-            pieces += [_Staged(table.table, one, rule) for one in files_of_events(job, table)]
+            pieces += [_Staged(table.table, event, rule) for event in files_of_events(job, table)]
 
     def work(piece: _RowsToWrite | _Truncated | _Staged, place: Place) -> Iterator[_NewFiles]:
         mirror = places[piece.table]
@@ -203,8 +203,8 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
 
     found = {table.table: _NewFiles(table.table) for table in tables}
     with job.reading_staged():
-        for one in all_results(in_tasks(job, pieces, in_place(job, work))):
-            found[one.table] += one
+        for result in all_results(in_tasks(job, pieces, in_place(job, work))):
+            found[result.table] += result
     for name in logs:
         _require_all(job, name, found[name].counts)
     return found
@@ -212,7 +212,7 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
 
 def _change_logs(mirrors: Mapping[str, OpenMirror]) -> dict[str, ChangeRows]:
     """The changes tables of those mirrors that have one."""
-    return {name: one.tables.change_rows(*one.live[2:]) for name, one in mirrors.items() if one.live[2:]}
+    return {name: mirror.tables.change_rows(*mirror.live[2:]) for name, mirror in mirrors.items() if mirror.live[2:]}
 
 
 def _require_all(job: Job, table: str, counts: Counter[str]) -> None:

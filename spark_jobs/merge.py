@@ -255,6 +255,6 @@ def merge(job: Job) -> None:
     with job.reading_staged():
         job.store.delete(counts_path(job.plan.merged_folder(job.merge_set.name)))
         counts = merge_tables(job, tables)
-    for one in counts:
-        log.info("run %s set %s: %s", job.plan.run_id, job.merge_set.name, one)
+    for count in counts:
+        log.info("run %s set %s: %s", job.plan.run_id, job.merge_set.name, count)
     job.store.put(counts_path(job.plan.merged_folder(job.merge_set.name)), counts_to_bytes(counts))

@@ -40,9 +40,9 @@ def table_rule(job: Job, table: MergeTable) -> TableRule:
 def moving_keys(job: Job, table: MergeTable) -> list[str]:
     """Shard keys of the targets that wait for this set, outside the table's key."""
     found: dict[str, None] = {}
-    for one in job.plan.targets:
-        if table.key and one.merge_set == job.merge_set.name:
-            rule = job.pipeline.target(one.target).table(table.table)
+    for target in job.plan.targets:
+        if table.key and target.merge_set == job.merge_set.name:
+            rule = job.pipeline.target(target.target).table(table.table)
             if isinstance(rule, MysqlTable) and rule.sharding is not None and rule.sharding.key not in table.key:
                 found[rule.sharding.key] = None
     return list(found)
@@ -108,4 +108,4 @@ def checked(
 
 def versions(rule: TruncateRule, truncates: Sequence[Truncate]) -> tuple[str, ...]:
     """In hex."""
-    return tuple(rule.version(one) for one in truncates)
+    return tuple(rule.version(truncate) for truncate in truncates)

@@ -88,13 +88,13 @@ def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, d
     """The verdicts of the three suites."""
     with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
         gathered = {
-            stage: pool.submit(one.table, job) for stage, one in rows.items() if job.small or one.count <= GATHERED_ROWS
+            stage: pool.submit(row.table, job) for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS
         }
         from spark_jobs.suite_runner import SUITES, judge, not_good
 
-    for stage, one in rows.items():
-        with nullcontext(gathered[stage].result()) if stage in gathered else one.frame(job) as frame:
-            verdict = judge(frame, SUITES[stage](one.count), one.count)
+    for stage, row in rows.items():
+        with nullcontext(gathered[stage].result()) if stage in gathered else row.frame(job) as frame:
+            verdict = judge(frame, SUITES[stage](row.count), row.count)
             if stage == "target" and not verdict["success"] and (bad := not_good(frame, OUTCOME)):
                 verdict["examples"] = bad
         yield stage, verdict
@@ -119,7 +119,7 @@ def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str,
 def _keep(job: Job, folder: str, name: str, verdict: dict[str, Any]) -> None:
     """Writes the verdict to a file and to the task's log."""
     job.store.put(f"{folder}/{name}.json", json.dumps(verdict, indent=1).encode())
-    met = all(one["success"] for one in verdict["expectations"])
+    met = all(expectation["success"] for expectation in verdict["expectations"])
     log.log(logging.INFO if met else logging.WARNING, "run %s %s", job.plan.run_id, summary(name, verdict))
     for example in verdict.get("examples", ()):
         log.warning("run %s %s", job.plan.run_id, example)

@@ -16,7 +16,7 @@ _STYLE = (
 
 def summary(name: str, verdict: Mapping[str, Any]) -> str:
     """Readable lines: what was met, and each failure with examples."""
-    bad = [one for one in verdict["expectations"] if not one["success"]]
+    bad = [expectation for expectation in verdict["expectations"] if not expectation["success"]]
     total = len(verdict["expectations"])
     lines = [f"{_title(name, verdict)}: {_rows(verdict)}, {total - len(bad)} of {total} expectations met"]
     lines += [f"  {one['severity']}: {_call(one)}: {json.dumps(_shown(one))[:600]}" for one in bad]
@@ -37,10 +37,10 @@ def page(run_id: str, target: str, verdicts: Mapping[str, Mapping[str, Any]]) ->
 
 def _section(name: str, verdict: Mapping[str, Any]) -> str:
     rows = "".join(
-        f"<tr><td class={'met' if one['success'] else 'not'}>{'met' if one['success'] else 'not met'}"
-        f"<td>{escape(one['severity'])}<td><code>{escape(_call(one))}</code>"
-        f"<td><code>{escape(json.dumps(_shown(one))) if not one['success'] else ''}</code>"
-        for one in verdict["expectations"]
+        f"<tr><td class={'met' if expectation['success'] else 'not'}>{'met' if expectation['success'] else 'not met'}"
+        f"<td>{escape(expectation['severity'])}<td><code>{escape(_call(expectation))}</code>"
+        f"<td><code>{escape(json.dumps(_shown(expectation))) if not expectation['success'] else ''}</code>"
+        for expectation in verdict["expectations"]
     )
     examples = "".join(f"<li><code>{escape(json.dumps(one))}</code>" for one in verdict.get("examples", ()))
     return (

@@ -57,14 +57,17 @@ def own_suite(suite: Suite) -> gx.ExpectationSuite:
 def _in_pandas(rows: pa.Table) -> Any:
     """The rows as a pandas frame that GX judges as it judges the same rows in Spark: integers stay exact beside nulls,
     and a DECIMAL is compared as the float that a suite has for it (pandas finds the DECIMAL 0.01 less than 0.01)."""
-    columns = [_as_floats(one) if pa.types.is_decimal(one.type) and one.type.scale else one for one in rows.columns]
+    columns = [
+        _as_floats(column) if pa.types.is_decimal(column.type) and column.type.scale else column
+        for column in rows.columns
+    ]
     return pa.table(columns, names=rows.column_names).to_pandas(integer_object_nulls=True)
 
 
 def _as_floats(decimals: pa.ChunkedArray) -> pa.ChunkedArray:
     """The decimals as floats; as they are if they have too many digits for floats to tell them apart."""
     ends = [one.as_py() for one in pc.min_max(decimals).values()]
-    if any(one is None or abs(one).scaleb(decimals.type.scale) >= _EXACT for one in ends):
+    if any(end is None or abs(end).scaleb(decimals.type.scale) >= _EXACT for end in ends):
         return decimals
     return decimals.cast(pa.string()).cast(pa.float64())  # a cast alone is not exact
 
@@ -87,7 +90,7 @@ def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) ->
         result = batch.validate(suite, result_format="SUMMARY")
     expectations = [_expectation_document(outcome) for outcome in result.results]
     return {
-        "success": all(one["success"] or one["severity"] != "critical" for one in expectations),
+        "success": all(expectation["success"] or expectation["severity"] != "critical" for expectation in expectations),
         "suite": suite.name,
         "engine": "pandas" if gathered else "spark",
         "rows": count,

@@ -204,11 +204,11 @@ def together(results: Iterable[list[Result] | LockstepError]) -> tuple[list[Resu
     """The results of several pieces, and the first error."""
     every: list[Result] = []
     first: LockstepError | None = None
-    for one in results:
-        if isinstance(one, LockstepError):
-            first = first or one
+    for result in results:
+        if isinstance(result, LockstepError):
+            first = first or result
         else:
-            every += one
+            every += result
     return every, first
 
 

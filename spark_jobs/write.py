@@ -141,7 +141,7 @@ def _part_rows(job: Job, table: MergeTable, destination: Destination) -> int:
 def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
     """Writes the tables; what each shard's transaction did. Raises the first error of a table, after all others are
     done."""
-    places = {table.table: one for table, one in zip(tables, job.destinations(tables), strict=True)}
+    places = {table.table: destination for table, destination in zip(tables, job.destinations(tables), strict=True)}
     paths = {table.table: job.filtered_files(table) for table in tables}
     errors: dict[str, LockstepError] = {}
 
@@ -218,6 +218,6 @@ def write(job: Job) -> None:
     job.store.delete(path)
     tables = [table for table in job.tables() if table.files]
     counts = write_tables(job, tables)
-    for one in counts:
-        log.info("run %s target %s: %s", job.plan.run_id, job.target.name, one)
+    for count in counts:
+        log.info("run %s target %s: %s", job.plan.run_id, job.target.name, count)
     job.store.put(path, counts_to_bytes(counts))

@@ -89,7 +89,7 @@ def _load(kept: Any, signature: Any, target: Any) -> Any:
 
 def _archive_of(file: Path) -> Path | None:
     """The zip that holds a source file; None for a file of its own."""
-    return None if file.exists() else next((one for one in file.parents if one.is_file()), None)
+    return None if file.exists() else next((parent for parent in file.parents if parent.is_file()), None)
 
 
 def _archive_cache() -> Path:

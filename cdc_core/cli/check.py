@@ -57,21 +57,21 @@ def check(
         "ok": worst is None,
         "findings": [
             {
-                "status": one.status,
-                "subject": one.subject,
-                "what": one.what,
-                "remedy": performable(one.remedy),
-                "code": one.error.code if one.error else "",
-                "class": one.error.exit_class if one.error else "",
+                "status": finding.status,
+                "subject": finding.subject,
+                "what": finding.what,
+                "remedy": performable(finding.remedy),
+                "code": finding.error.code if finding.error else "",
+                "class": finding.error.exit_class if finding.error else "",
             }
-            for one in report.findings
+            for finding in report.findings
         ],
     }
     shown: list[RenderableType] = []
     for status, style in reversed(STYLES.items()):
         if status != "ok" or show_all:
-            shown += _lines(status, style, [one for one in report.findings if one.status == status])
-    count = {status: sum(one.status == status for one in report.findings) for status in STYLES}
+            shown += _lines(status, style, [finding for finding in report.findings if finding.status == status])
+    count = {status: sum(finding.status == status for finding in report.findings) for status in STYLES}
     hidden = "" if show_all or not count["ok"] else " (-v lists them)"
     summary = f"{counted(count['fail'], 'problem')}, {counted(count['warn'], 'warning')}, {count['ok']} ok{hidden}"
     call.answer(document, *shown, summary)
@@ -82,10 +82,10 @@ def check(
 def _lines(status: str, style: str, findings: Sequence[CheckFinding]) -> list[RenderableType]:
     """One entry for each cause, with everything that it concerns."""
     causes: dict[tuple[str, str], list[CheckFinding]] = {}
-    for number, one in enumerate(findings):
+    for number, finding in enumerate(findings):
         # An error without its place; a warning unchanged; each passed check by itself.
-        cause = (f"{one.error.code} {one.error.what}" if one.error else one.what, one.remedy)
-        causes.setdefault(cause if status != "ok" else (str(number), ""), []).append(one)
+        cause = (f"{finding.error.code} {finding.error.what}" if finding.error else finding.what, finding.remedy)
+        causes.setdefault(cause if status != "ok" else (str(number), ""), []).append(finding)
     made: list[RenderableType] = []
     for found in causes.values():
         entry = Table.grid(padding=(0, 2))

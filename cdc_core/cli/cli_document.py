@@ -43,7 +43,7 @@ def cli_markdown() -> str:
     parts = [_CLI_HEAD]
     for path, command in commands(get_command(app), "lockstep"):
         parts.append(f"## {path}\n\n{_prose(command.help or '')}\n")
-        rows = [_parameter(one) for one in command.params if one.name != "help" and not _is_said(one)]
+        rows = [_parameter(param) for param in command.params if param.name != "help" and not _is_said(param)]
         if rows:
             parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)

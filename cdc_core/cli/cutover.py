@@ -190,7 +190,7 @@ def status(call: PipelineCall) -> None:
         if found is None:
             call.answer({"cutover": None}, Text("No cutover has begun."))
             return
-        alone = found.cutover_id in {one.cutover_id for one in meta.status.find().cutovers}
+        alone = found.cutover_id in {cutover.cutover_id for cutover in meta.status.find().cutovers}
         left = left_alone(found, stops=parsed.cutover.stop_with is not None) if alone else None
         lost = _lost(call, found)
         more = {} if left is None else {"problem": problem_document(left)}
@@ -233,7 +233,7 @@ def _shown(call: PipelineCall, meta: Meta, found: Cutover, more: Mapping[str, An
     lines = [
         f"in this state for {duration(document['in_state_s'])}" if document["open"] else "",
         clock_line(document),
-        *(f"{one['status']}: {one['subject']}: {one['what']}" for one in document["findings"]),
+        *(f"{finding['status']}: {finding['subject']}: {finding['what']}" for finding in document["findings"]),
         f"the switch command: {document['said']}" if document["said"] else "",
         f"last error: {document['last_error']}" if document["last_error"] else "",
         document["way_back"]["said"] if document["way_back"] else "",

@@ -168,20 +168,20 @@ def _answer(call: PipelineCall, work: RolloutWork, decided: Decided) -> None:
     from cdc_core.operations.ddl.rollout import summary
 
     noted = _noted(work)
-    tables = [_described(one, noted) for one in decided.tables]
+    tables = [_described(table, noted) for table in decided.tables]
     document: dict[str, Any] = {
         "target": work.target.name,
         "file": decided.script.name,
         "direction": decided.direction,
         "done": decided.done,
         "tables": tables,
-        "problems": [to_document(one)["error"] for one in decided.problems],
+        "problems": [to_document(problem)["error"] for problem in decided.problems],
     }
-    shown = [Text(line) for one in decided.tables for line in _statements(one)]
-    count = max((len(one.statements) for one in decided.tables), default=0)
+    shown = [Text(line) for table in decided.tables for line in _statements(table)]
+    count = max((len(table.statements) for table in decided.tables), default=0)
     listed = listing(
         f"{decided.script.name} ({decided.direction}): {work.target.name}, {counted(count, 'statement')}",
-        [shard for one in tables for shard in one["shards"]],
+        [shard for table in tables for shard in table["shards"]],
         "table behind error definition",
         omit_empty="error",
     )
@@ -193,7 +193,7 @@ def _noted(work: RolloutWork) -> dict[tuple[str, int], ShardProgress]:
     rollout = work.opened.meta.rollouts.latest(work.target.name)
     if rollout is None:
         return {}
-    return {(one.logical, one.shard): one for one in work.opened.meta.rollouts.shards(rollout.rollout_id)}
+    return {(shard.logical, shard.shard): shard for shard in work.opened.meta.rollouts.shards(rollout.rollout_id)}
 
 
 def _statements(one: DecidedTable) -> Iterator[str]:

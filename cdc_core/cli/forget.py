@@ -60,7 +60,7 @@ def forget(
     given = [*(key or ()), *(line for line in lines if line.strip())]
     with call.opened() as ready:
         found = erase(ready, table, given, where=where, although_it_exists=although_it_exists, dry_run=dry_run)
-    places = [{"kind": one.kind, "where": one.where, "rows": one.rows} for one in found.places]
+    places = [{"kind": place.kind, "where": place.where, "rows": place.rows} for place in found.places]
     document = {
         "table": table,
         "keys": found.keys,

@@ -77,7 +77,7 @@ def at(
     ]
     document = {"target": chosen.name, "run": cut.run_id, "sources": dict(shown(cut)), "tables": tables}
     lacking = [f"{one.name} is partial: {'; '.join(one.lacks)}" for one in found if one.lacks]
-    read = [one for one in tables if one["sql"] is not None]
+    read = [table for table in tables if table["sql"] is not None]
     if views is not None:
         script = [f"-- {' '.join(line.split())}" for line in lacking] + [f"CREATE SCHEMA IF NOT EXISTS {views};"]
         for one in read:

@@ -184,13 +184,13 @@ def table(
 
 def listing(title: str, documents: Iterable[Mapping[str, Any]], keys: str, *, omit_empty: str = "") -> FittedTable:
     """The table of documents: a column for each of the keys, under the key's name without its unit."""
-    rows = [[_cell(key, one.get(key)) for key in keys.split()] for one in documents]
+    rows = [[_cell(key, document.get(key)) for key in keys.split()] for document in documents]
     return table(title, map(_heading, keys.split()), rows, omit_empty=[_heading(key) for key in omit_empty.split()])
 
 
 def _heading(key: str) -> str:
     parts = key.removesuffix("_s" if "_per_" not in key else "").split("_")
-    return " ".join("size" if one == "bytes" else one for one in parts if one != "bytes" or "size" not in parts)
+    return " ".join("size" if part == "bytes" else part for part in parts if part != "bytes" or "size" not in parts)
 
 
 def _cell(key: str, value: Any) -> object:

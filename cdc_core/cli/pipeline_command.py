@@ -65,15 +65,15 @@ class PipelineCall:
 
     def sources(self, wanted: Sequence[str] | None) -> list[str]:
         """The names of the wanted sources, or of all. Raises UsageError (usage.argument)."""
-        return choose([one.name for one in self.pipeline.sources], wanted, "source", "--source")
+        return choose([source.name for source in self.pipeline.sources], wanted, "source", "--source")
 
     def targets(self, wanted: Sequence[str] | None) -> list[str]:
         """The names of the wanted targets, or of all. Raises UsageError (usage.argument)."""
-        return choose([one.name for one in self.pipeline.targets], wanted, "target", "--target")
+        return choose([target.name for target in self.pipeline.targets], wanted, "target", "--target")
 
     def databases(self, wanted: Sequence[str] | None) -> list[str]:
         """The same, of those that are servers of MySQL or MariaDB."""
-        return choose([one.name for one in self.pipeline.databases], wanted, "target", "--target")
+        return choose([database.name for database in self.pipeline.databases], wanted, "target", "--target")
 
     def meta(self) -> Meta:
         from cdc_core.meta import Meta
@@ -120,7 +120,7 @@ def pipeline_command(app: typer.Typer) -> Callable[[Function], Function]:
 
         parameters = [_PIPELINE, *options, *_OF_EACH]
         called.__name__, called.__doc__ = function.__name__, function.__doc__
-        called.__annotations__ = {one.name: one.annotation for one in parameters}
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command(app)(called)
         return function

@@ -81,14 +81,14 @@ def ls(
             for one in found
             for part in one.parts
         ]
-        call.answer(document, *(_line(one["path"]) for one in document["files"]))
+        call.answer(document, *(_line(file["path"]) for file in document["files"]))
         return
     call.answer(
         document,
         _line(store.uri),
         listing("tables", document["tables"], "table rows files size_bytes"),
         listing("batches", document["batches"], "batch window rows files size_bytes end"),
-        *(f"note of {one['batch']}: {note}" for one in document["batches"] for note in one["notes"]),
+        *(f"note of {batch['batch']}: {note}" for batch in document["batches"] for note in batch["notes"]),
     )
 
 
@@ -144,8 +144,8 @@ def isolated(call: PipelineCall, source: SourcesOption = None) -> None:
     from cdc_core.stage import start_record
 
     store, names = call.store(), call.sources(source)
-    for one in names:
-        start_record.require_own(store, one, call.pipeline.pipeline)
+    for name in names:
+        start_record.require_own(store, name, call.pipeline.pipeline)
     found = [
         {"source": name, "table": table_, "why": why}
         for name in names
@@ -175,8 +175,8 @@ def verify(
     from cdc_core.stage.public import recorded_manifests
 
     store, names = call.store(), call.sources(source)
-    for one in names:
-        start_record.require_own(store, one, call.pipeline.pipeline)
+    for name in names:
+        start_record.require_own(store, name, call.pipeline.pipeline)
     recorded = recorded_manifests(call.pipeline, names, call.output.note)
     problems = []
     for name in names:
@@ -184,7 +184,7 @@ def verify(
         found = look(store, name, deep=deep, recorded=None if end is None else end.position, known=known)
         problems += [{"source": name, **asdict(problem)} for problem in found]
     document = {
-        "ok": all(one["healed"] for one in problems),
+        "ok": all(problem["healed"] for problem in problems),
         "compared_with_meta": recorded is not None,
         "problems": problems,
     }
@@ -343,7 +343,7 @@ def sweep(
                 "source": name,
                 "parts": [info.path for info in swept.parts],
                 "size_bytes": sum(info.size_bytes for info in swept.parts),
-                "leftovers": [one.path for one in swept.leftovers],
+                "leftovers": [leftover.path for leftover in swept.leftovers],
             }
             for name, swept in found.items()
         ],

@@ -47,9 +47,11 @@ def status(
     with call.meta() as meta:
         report = status_of(call.pipeline, meta)
     problems = report.problems
-    lines = [problem_lines(one) for one in problems]
+    lines = [problem_lines(problem) for problem in problems]
     if not every:
-        lines = lines[: sum(1 for one in problems if one.level.value != "noted") + MOST_NOTES]  # notes come last
+        lines = lines[
+            : sum(1 for problem in problems if problem.level.value != "noted") + MOST_NOTES
+        ]  # notes come last
     if len(lines) < len(problems):
         more = len(problems) - len(lines)
         lines.append(Text(f"and {more:,} more notes: lockstep status {call.given} --all", style="yellow"))
@@ -84,7 +86,7 @@ def ledger_table(
     title: str, ledgers: Sequence[Mapping[str, Any]], pipeline: str, *, every: bool = False
 ) -> list[RenderableType]:
     """The accounts of a run. Of more than MOST_ACCOUNTS only those that do not add up and the largest, unless every."""
-    wrong = sum(1 for one in ledgers if one["problems"])
+    wrong = sum(1 for ledger in ledgers if ledger["problems"])
     kept = list(ledgers)
     if not every and len(kept) > MOST_ACCOUNTS:
         kept.sort(key=lambda one: (not one["problems"], -one["staged_rows"]))
@@ -98,8 +100,8 @@ def ledger_table(
 
 def _copies(status: Mapping[str, Any], *, every: bool) -> list[RenderableType]:
     """The tables with rows from before their capture, as far as these are not copied; with every, all of them."""
-    copies = [{"source": one["source"], **copy} for one in status["sources"] for copy in one.get("copies", ())]
-    listed = [one for one in copies if every or one["state"] != "copied"]
+    copies = [{"source": source["source"], **copy} for source in status["sources"] for copy in source.get("copies", ())]
+    listed = [copy for copy in copies if every or copy["state"] != "copied"]
     if not listed:
         return []
     kept = listed if every else listed[:MOST_COPIES]
@@ -120,14 +122,14 @@ def _tables(status: Mapping[str, Any], *, every: bool) -> list[RenderableType]:
     found += _copies(status, every=every)
     targets = [
         {
-            **one,
-            "waiting_batches": one["open"]["batches"],
-            "waiting_rows": one["open"]["rows"],
+            **target,
+            "waiting_batches": target["open"]["batches"],
+            "waiting_rows": target["open"]["rows"],
             "batches_by_state": {
-                state: count["batches"] for state, count in one["records"].items() if count["batches"]
+                state: count["batches"] for state, count in target["records"].items() if count["batches"]
             },
         }
-        for one in status["targets"]
+        for target in status["targets"]
     ]
     for title, documents, columns in (
         ("targets", targets, "target waiting_batches waiting_rows batches_by_state last_error"),

@@ -173,7 +173,7 @@ def fence(
                 more = [] if table_names else [one for one in _written(call, chosen) if one not in tables]
                 tables = [*tables, *more]
         elif lower:
-            lower_fences(chosen, tables, lambda one: call.output.note(f"no fence around {one}"))
+            lower_fences(chosen, tables, lambda table: call.output.note(f"no fence around {table}"))
         found += [
             {"target": name, "table": logical, "shard": place.name, "fence": state.fence.note if state.fence else None}
             for logical, place, state in states(chosen, tables)
@@ -190,7 +190,7 @@ def _written(call: PipelineCall, target: MysqlTarget) -> list[str]:
 
     with call.meta() as meta:
         written = set(meta.writes.last(target.name))
-        covered = [one for name in call.sources(None) for one in meta.coverages.find(name).tables.values()]
+        covered = [table for name in call.sources(None) for table in meta.coverages.find(name).tables.values()]
     fed = {*target.tables, *(logical for one in covered for logical in one.feeds)} - written - {"*"}
     asked = [one for one in fed if target.table(one) is not None and is_named(target, one)]
     written |= {logical for logical, _, state in states(target, asked) if state != NOTHING}

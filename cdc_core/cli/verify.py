@@ -95,7 +95,7 @@ def _answer(call: PipelineCall, report: VerifyReport, path: str) -> None:
         "mode": mode,
         "equal": proven(results),
         "evidence": path,
-        "tables": [one.to_document(values=True) for one in results],
+        "tables": [result.to_document(values=True) for result in results],
     }
     if mode is Mode.RANDOM:
         document |= {"seed": report.seed, "sample_percent": report.share * 100}
@@ -109,9 +109,9 @@ def _answer(call: PipelineCall, report: VerifyReport, path: str) -> None:
             omit_empty=_DETAILS,
         )
     ]
-    for one in results:
-        if one.findings:
-            shown.append(findings_table(one))
+    for result in results:
+        if result.findings:
+            shown.append(findings_table(result))
     call.answer(document, *shown)
     for one in results:
         if one.error is not None and one.error is not report.error:
@@ -125,7 +125,7 @@ def _answer(call: PipelineCall, report: VerifyReport, path: str) -> None:
         if one.differences > _SHOWN and one.findings:
             output.note(f"{one.table}: {one.differences} differences; --json has the first {len(one.findings)}")
     if mode is Mode.RANDOM:
-        seen, skipped = sum(one.source_rows for one in results), sum(one.skipped_rows for one in results)
+        seen, skipped = sum(result.source_rows for result in results), sum(result.skipped_rows for result in results)
         share = 100 * seen / (seen + skipped) if seen + skipped else 100
         output.note(
             f"a sample: {seen:,} of about {seen + skipped:,} rows were compared ({share:.1f} %); --seed {report.seed}"

@@ -60,7 +60,7 @@ class Pipeline(Model):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{what}: the name {twice[0]!r} is used twice")
-        replicas = [(one, source.server_id) for source in self.sources for one in source.connections]
+        replicas = [(connection, source.server_id) for source in self.sources for connection in source.connections]
         for connection, server_id in replicas:
             if replicas.count((connection, server_id)) > 1:
                 raise ValueError(f"sources: two read {connection} as server_id {server_id}: give each its own")
@@ -74,9 +74,9 @@ class Pipeline(Model):
     @property
     def references(self) -> tuple[str, ...]:
         """Every server that the pipeline names, and the salt of its masks, once."""
-        named = [one for source in self.sources for one in source.connections]
+        named = [connection for source in self.sources for connection in source.connections]
         named += self.snapshot.throttle.replicas
-        named += [one for target in self.databases for one in target.connections]
+        named += [connection for target in self.databases for connection in target.connections]
         return tuple(dict.fromkeys([*named, *filter(None, [self.tables.columns.salt])]))
 
     @property
@@ -110,7 +110,9 @@ class Pipeline(Model):
         """Whether only the table `name` of a single source can feed a logical table; False where that is unknown."""
         routes = [route for route in self.routes if route.to == logical or "\\" in route.to]
         # A table that is called so itself, and that no route leads elsewhere.
-        unrouted = name != logical and not any(re.fullmatch(one.match, logical, re.IGNORECASE) for one in self.routes)
+        unrouted = name != logical and not any(
+            re.fullmatch(route.match, logical, re.IGNORECASE) for route in self.routes
+        )
         called_so = unrouted and any(re.fullmatch(one, logical, re.IGNORECASE) for one in self.tables.include)
         return len(self.sources) == 1 and not called_so and all(route.only == name for route in routes)
 

@@ -33,8 +33,8 @@ class Counts:
     lost: int = 0
 
     def __iadd__(self, other: Counts) -> Counts:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
         return self
 
 

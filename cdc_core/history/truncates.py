@@ -45,8 +45,8 @@ Counting = Callable[[Sequence[Truncate]], list[Truncate]]
 def last_of_each(truncates: Sequence[Truncate]) -> list[Truncate]:
     """The last one of each source table: what counts where all do, as in the state of a table."""
     last: dict[tuple[str, str], Truncate] = {}
-    for one in truncates:
-        last[one.table] = max(one, last.get(one.table, one), key=lambda it: it.order)
+    for truncate in truncates:
+        last[truncate.table] = max(truncate, last.get(truncate.table, truncate), key=lambda it: it.order)
     return sorted(last.values())
 
 
@@ -71,9 +71,11 @@ class TruncateRule:
 
         Raises Refused (config.table_rule).
         """
-        last = {one.table: one for one in last_of_each([one for one in truncates if one.renews])}
+        last = {one.table: one for one in last_of_each([truncate for truncate in truncates if truncate.renews])}
         logged = [
-            one for one in truncates if not one.renews and (one.table not in last or one.order > last[one.table].order)
+            truncate
+            for truncate in truncates
+            if not truncate.renews and (truncate.table not in last or truncate.order > last[truncate.table].order)
         ]
         refused = logged if self.on_truncate == "stop" or (self.on_truncate == "apply" and not self.alone) else []
         if last and not self.alone and not self.shared:

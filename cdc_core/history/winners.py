@@ -261,7 +261,7 @@ class _Merge:
             [_once(group[of], values, places) for of, values, places in last.was],
             runs.total(live),
             {
-                at: sorted({int(origin[one]) for one in runs.members(at) if not live[one]})
+                at: sorted({int(origin[member]) for member in runs.members(at) if not live[member]})
                 for at in np.flatnonzero(runs.any(~live) if shared else np.zeros(0, bool)).tolist()
             },
         )

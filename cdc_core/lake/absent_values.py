@@ -94,7 +94,7 @@ def _older(files: KeyedFiles, live: Sequence[LiveFile], links: pa.Table) -> list
     """What the mirror holds under each of these keys, of which some may be equal."""
     keys = links.select(files.key)
     first: dict[tuple[object, ...], int] = {}
-    links_of = [first.setdefault(tuple(one.values()), at) for at, one in enumerate(keys.to_pylist())]
+    links_of = [first.setdefault(tuple(key.values()), at) for at, key in enumerate(keys.to_pylist())]
     held = held_rows(files, live, keys.take(pa.array(first.values(), pa.int64()))).present
     found: Mapping[int, tuple[int, int, bytes]] = {
         at: (int(held.file[number]), int(held.row[number]), held.versions[number].as_py())

@@ -49,7 +49,7 @@ class Rewrite:
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.files)
+        return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def rewrites(live: Sequence[LiveFile], gone: Mapping[str, BitMap]) -> tuple[list
 
 def _rewrite(group: Iterable[LiveFile], gone: Mapping[str, BitMap], *, thin: bool = False) -> Rewrite:
     files = tuple(group)
-    return Rewrite(files, {one.path: gone[one.path] for one in files if one.path in gone}, thin)
+    return Rewrite(files, {file.path: gone[file.path] for file in files if file.path in gone}, thin)
 
 
 def _groups(live: Iterable[LiveFile]) -> Iterator[list[LiveFile]]:
@@ -127,11 +127,11 @@ def _groups(live: Iterable[LiveFile]) -> Iterator[list[LiveFile]]:
 def rewritten(files: KeyedFiles, rewrite: Rewrite) -> list[NewFile]:
     """Writes what a rewrite says."""
     parts: list[pa.Table] = []
-    for one in rewrite.files:
-        gone = deleted_rows(files, one) | rewrite.gone.get(one.path, BitMap())
+    for file in rewrite.files:
+        gone = deleted_rows(files, file) | rewrite.gone.get(file.path, BitMap())
         if rewrite.thin:
-            return [write_deletes(files, one.path, gone)]
-        parts += live_rows(files, one, gone)
+            return [write_deletes(files, file.path, gone)]
+        parts += live_rows(files, file, gone)
     if not parts:
         return []
     rows = pa.concat_tables(parts)

@@ -96,7 +96,7 @@ def with_cut(table: Table, cut: Cut, said_of_run: Mapping[str, str], branch: str
     live = LiveFiles(table, head(table), _KEY)
     files = table_files(table, table.schema(), _KEY)
     due = change_due(live.files, [*write_rows(files, _rows(cut, files.columns))], {})
-    change = due.done(new for one in due.rewrites for new in rewritten(files, one))
+    change = due.done(new for rewrite in due.rewrites for new in rewritten(files, rewrite))
     made = snapshot_of(live, change, table.schema(), said_of_run)
     on_branch(made, branch)
     return LakeSnapshot(table.name(), made.base, made.number, branch)
@@ -130,7 +130,7 @@ def _change(table: Table, change: Callable[[pa.Table], pa.Table]) -> int:
     """Publishes other rows instead of all that there are, if they are others; how many fewer."""
     last = next(iter(shown(table)), None)
     live, files = LiveFiles(table, head(table), _KEY), table_files(table, table.schema(), _KEY)
-    parts = [part for one in live.files for part in live_rows(files, one, deleted_rows(files, one))]
+    parts = [part for file in live.files for part in live_rows(files, file, deleted_rows(files, file))]
     if last is None or not parts:
         return 0
     rows = pa.concat_tables(parts)
@@ -145,19 +145,24 @@ def _change(table: Table, change: Callable[[pa.Table], pa.Table]) -> int:
 
 def _rows(cut: Cut, schema: pa.Schema) -> pa.Table:
     positions = {
-        name: {"file": one.position.file, "offset": one.position.offset, "gtid": one.gtid_set, "us": one.committed_us}
-        for name, one in sorted(cut.sources.items())
+        name: {
+            "file": source.position.file,
+            "offset": source.position.offset,
+            "gtid": source.gtid_set,
+            "us": source.committed_us,
+        }
+        for name, source in sorted(cut.sources.items())
     }
-    tables = sorted(cut.tables, key=lambda one: one.name)
+    tables = sorted(cut.tables, key=lambda table: table.name)
     count = len(tables)
-    committed_us = min((one.committed_us for one in cut.sources.values()), default=None)
+    committed_us = min((source.committed_us for source in cut.sources.values()), default=None)
     columns = [
         pa.repeat(cut.run_id, count),
         pa.repeat(cut.made_us, count).cast(schema.field("published_at").type),
         pa.repeat(json.dumps(positions), count),
-        pa.array([one.name for one in tables], pa.string()),
-        pa.array([one.snapshot for one in tables], pa.int64()),
-        pa.array(["; ".join(one.lacks) or None for one in tables], pa.string()),
+        pa.array([table.name for table in tables], pa.string()),
+        pa.array([table.snapshot for table in tables], pa.int64()),
+        pa.array(["; ".join(table.lacks) or None for table in tables], pa.string()),
         pa.repeat(pa.scalar(committed_us, pa.int64()), count).cast(schema.field("committed_at").type),
     ]
     return pa.table(columns, schema=schema)

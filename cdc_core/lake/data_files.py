@@ -136,7 +136,7 @@ def write_rows(files: KeyedFiles, rows: pa.Table) -> Iterator[NewFile]:
 
 def _write_file(files: KeyedFiles, rows: pa.Table, group_rows: int) -> NewFile:
     path = f"{files.location}/{uuid.uuid4().hex}.parquet"
-    columns = [pc.cast(rows.column(one.name), one.type) for one in files.columns]
+    columns = [pc.cast(rows.column(column.name), column.type) for column in files.columns]
     output = files.io.new_output(path)
     with output.create() as sink, pq.ParquetWriter(sink, files.columns, compression="zstd") as writer:
         writer.write_table(pa.table(columns, schema=files.columns), row_group_size=group_rows)

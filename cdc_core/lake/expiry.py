@@ -81,12 +81,12 @@ def forget(table: Table, tags: Mapping[str, int], now_us: int) -> Forgotten:
     ]
     updates += [RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in dropped]
     kept = _kept(table, {*wanted, *table.metadata.refs} - set(dropped), wanted, now_us)
-    expired = [one for one in table.metadata.snapshots if one.snapshot_id not in kept]
+    expired = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in kept]
     if expired:
         updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [one.snapshot_id for one in expired]}))
     if updates:
         commit(table.catalog, [TableCommit(table, (at_main(now),), tuple(updates))])
-    staying = [one for one in table.metadata.snapshots if one.snapshot_id in kept]
+    staying = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in kept]
     gone = files_of(table, expired) - files_of(table, staying) if expired else set()
     for path in gone:
         table.io.delete(path)
@@ -108,7 +108,11 @@ def _kept(table: Table, refs: Iterable[str], tags: Mapping[str, int], now_us: in
     for name in refs:
         if name in table.metadata.refs:
             kept.add(table.metadata.refs[name].snapshot_id)
-    kept |= {one.snapshot_id for one in table.metadata.snapshots if now_us - one.timestamp_ms * 1000 < GRACE_US}
+    kept |= {
+        snapshot.snapshot_id
+        for snapshot in table.metadata.snapshots
+        if now_us - snapshot.timestamp_ms * 1000 < GRACE_US
+    }
     # By it a run knows its number, and that nobody else has written.
     last = next((one for one in ancestry(table, head(table)) if said(one, RUN)), None)
     for one in ancestry(table, head(table)) if last is not None else ():

@@ -132,10 +132,10 @@ def find(
     look, present, snapshots = _Look(files, mask, apart), dict[str, BitMap](), dict[int, int]()
     seen = head(table)
     if seen is not None and spares_present:
-        for one in LiveFiles(table, seen, key).files:
-            if rows := look.at(one.path):
-                gone = deleted_rows(files, one) | (flagged_rows(files, one) if files.flagged else BitMap())
-                present[one.path] = rows - gone
+        for file in LiveFiles(table, seen, key).files:
+            if rows := look.at(file.path):
+                gone = deleted_rows(files, file) | (flagged_rows(files, file) if files.flagged else BitMap())
+                present[file.path] = rows - gone
     for snapshot in table.metadata.snapshots:
         spared = present if seen is not None and snapshot.snapshot_id == seen.snapshot_id else {}
         concerned, count = False, 0
@@ -172,7 +172,7 @@ def _is_stray(files: KeyedFiles, look: _Look, path: str) -> bool:
         if path.endswith(".avro") and not path.rpartition("/")[2].startswith("snap-"):
             manifest = ManifestFile.from_args(manifest_path=path, partition_spec_id=0, content=ManifestContent.DATA)
             entries = manifest.fetch_manifest_entry(files.io, discard_deleted=False)
-            return any(one.data_file.content == DataFileContent.DATA and look.may_have(one) for one in entries)
+            return any(entry.data_file.content == DataFileContent.DATA and look.may_have(entry) for entry in entries)
     except FileNotFoundError:
         return False
     except OSError:
@@ -188,7 +188,7 @@ def appoint(found: LakeRows, cuts: Collection[int]) -> dict[int, int]:
     Raises DataAtRisk (lake.foreign_write), and what the catalog raises."""
     table, made = found.table, dict[tuple[object, ...], list[NewFile]]()
     known = heirs(table)
-    named = {one.snapshot_id for one in table.metadata.refs.values()} | {known.get(one, one) for one in cuts}
+    named = {ref.snapshot_id for ref in table.metadata.refs.values()} | {known.get(cut, cut) for cut in cuts}
     for number in sorted(named & found.snapshots.keys()):
         table = table.catalog.load_table(table.name())
         snapshot = table.metadata.snapshot_by_id(number)
@@ -199,7 +199,11 @@ def appoint(found: LakeRows, cuts: Collection[int]) -> dict[int, int]:
 
 def heirs(table: Table) -> dict[int, int]:
     """By number of a snapshot, the last of its heirs."""
-    known = {int(said(one, HEIR_OF)): one.snapshot_id for one in table.metadata.snapshots if said(one, HEIR_OF)}
+    known = {
+        int(said(snapshot, HEIR_OF)): snapshot.snapshot_id
+        for snapshot in table.metadata.snapshots
+        if said(snapshot, HEIR_OF)
+    }
     found = {}
     for number in known:
         last = number
@@ -217,13 +221,13 @@ def _appoint(table: Table, snapshot: Snapshot, found: LakeRows, made: dict[tuple
     files = table_files(table, schema, tuple(name for name in then if name is not None))
     live, added, removed = LiveFiles(table, snapshot, found.order), list[NewFile](), set[str]()
     spared = found.present if MAIN in names else {}
-    for one in live.files:
-        if gone := found.positions.get(one.path, BitMap()) - spared.get(one.path, BitMap()):
-            of = (one.path, one.deletes, schema.schema_id, len(gone))
+    for file in live.files:
+        if gone := found.positions.get(file.path, BitMap()) - spared.get(file.path, BitMap()):
+            of = (file.path, file.deletes, schema.schema_id, len(gone))
             if of not in made:
-                made[of] = rewritten(files, Rewrite((one,), {one.path: gone}))
+                made[of] = rewritten(files, Rewrite((file,), {file.path: gone}))
             added += made[of]
-            removed.add(one.path)
+            removed.add(file.path)
     ours = own(table, snapshot) if MAIN in names else snapshot
     names_of_run = (RUN, NUMBER, PLAN, WITH_TOMBSTONES, WITH_CHANGES)
     properties = {name: said(ours, name) for name in names_of_run if ours and said(ours, name)}
@@ -244,8 +248,8 @@ def _appoint(table: Table, snapshot: Snapshot, found: LakeRows, made: dict[tuple
 def expire(found: LakeRows) -> None:
     """Removes the former snapshots and the files that they alone name, and strays. Raises what the catalog raises."""
     table = found.table.catalog.load_table(found.table.name())
-    former = [one for one in table.metadata.snapshots if one.snapshot_id in found.snapshots]
-    stay = [one for one in table.metadata.snapshots if one.snapshot_id not in found.snapshots]
+    former = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in found.snapshots]
+    stay = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in found.snapshots]
     lists = {one.manifest_list for one in former}
     doomed = files_of(table, former, whole=False) - files_of(table, stay)
     for path in (*sorted(doomed, key=lambda one: (one in lists, one.endswith(".avro"))), *found.strays):

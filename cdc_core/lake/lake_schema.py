@@ -89,8 +89,8 @@ def first_schema(
     tombstones has one without a key for a TRUNCATE. flagged: whether deleted rows stay."""
     ids = count(1)
     fields = [
-        NestedField(next(ids), one.name, _lake_type(one.type, ids), required=rows and one.name in key)
-        for one in columns
+        NestedField(next(ids), column.name, _lake_type(column.type, ids), required=rows and column.name in key)
+        for column in columns
     ]
     if flagged:  # required: a reader's NOT _cdc_deleted leaves no row out
         fields.append(NestedField(next(ids), DELETED, BooleanType(), required=True))
@@ -102,7 +102,7 @@ def first_schema(
 def first_changes_schema(columns: Iterable[pa.Field]) -> Schema:
     """The schema of a new changes table. columns: of the rows. A TRUNCATE has none of their values."""
     ids = count(1)
-    fields = [NestedField(next(ids), one.name, _lake_type(one.type, ids), required=False) for one in columns]
+    fields = [NestedField(next(ids), column.name, _lake_type(column.type, ids), required=False) for column in columns]
     for name, kind in _OF_CHANGES.items():
         fields.append(NestedField(next(ids), name, kind, required=name not in (LITERAL, ABSENT)))
     return Schema(*fields)
@@ -110,7 +110,7 @@ def first_changes_schema(columns: Iterable[pa.Field]) -> Schema:
 
 def _identifiers(fields: Sequence[NestedField], key: Sequence[str]) -> list[int]:
     """Iceberg's identifier fields; none where the key has a type that it does not allow."""
-    mine = [one for one in fields if one.name in key]
+    mine = [field for field in fields if field.name in key]
     allowed = not any(isinstance(one.field_type, FloatType | DoubleType | ListType) for one in mine)
     return [one.field_id for one in mine] if allowed else []
 
@@ -121,14 +121,14 @@ def evolved(
     """The schema that takes rows with these columns; None if this one does. last_id: the highest field id that the
     table ever had. renames: (old, new), in the order of the log. Raises Refused (target.definition)."""
     ids = count(last_id + 1)
-    known = {one.name.lower(): one for one in schema.fields if one.name not in BOOKKEEPING}
-    wanted = {one.name.lower() for one in columns}
+    known = {field.name.lower(): field for field in schema.fields if field.name not in BOOKKEEPING}
+    wanted = {column.name.lower() for column in columns}
     for old, new in ((before.lower(), after.lower()) for before, after in renames):
         if old in known and old not in wanted and new not in known:
             known[new] = known.pop(old)
-    fields = [_followed(known.pop(one.name.lower(), None), one, ids, table) for one in columns]
+    fields = [_followed(known.pop(column.name.lower(), None), column, ids, table) for column in columns]
     fields += [one.model_copy(update={"required": False}) for one in known.values()]
-    fields += [one for one in schema.fields if one.name in BOOKKEEPING]
+    fields += [field for field in schema.fields if field.name in BOOKKEEPING]
     fitted = Schema(*fields, identifier_field_ids=schema.identifier_field_ids)
     return None if fitted.fields == schema.fields else fitted
 

@@ -178,7 +178,7 @@ def opened(
 def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames: Sequence[tuple[str, str]]) -> None:
     """Raises Refused (target.definition) for a mirror that was made by another key, or that does otherwise with deleted
     rows."""
-    name, known = rows.name(), tuple(one.name for one in latest_schema(tombstones).fields[:-1])
+    name, known = rows.name(), tuple(field.name for field in latest_schema(tombstones).fields[:-1])
     renamed = known
     for old, new in renames:
         renamed = tuple(new if one.lower() == old.lower() else one for one in renamed)
@@ -265,12 +265,12 @@ def _require_as_made(table: Table) -> None:
     mine = own_schemas(table)
     if now not in mine:
         published = snapshot.schema_id if snapshot is not None and snapshot.schema_id in mine else mine[0]
-        others = {one.field_id: one for one in table.schema().fields}
-        for one in table.schemas()[published].fields:
-            other = others.get(one.field_id)
-            if other is None or (other.name, other.field_type) != (one.name, one.field_type):
-                changes.append(f"has the column {one.name} no more" if other is None or other.name != one.name else
-                               f"has {one.name} as {other.field_type}, which was {one.field_type}")  # fmt: skip
+        others = {field.field_id: field for field in table.schema().fields}
+        for field in table.schemas()[published].fields:
+            other = others.get(field.field_id)
+            if other is None or (other.name, other.field_type) != (field.name, field.field_type):
+                changes.append(f"has the column {field.name} no more" if other is None or other.name != field.name else
+                               f"has {field.name} as {other.field_type}, which was {field.field_type}")  # fmt: skip
     if changes:
         raise Refused(
             f"Somebody has altered {name_of(table.name())}: it {', it '.join(changes)}.",
@@ -284,7 +284,7 @@ def _require_as_made(table: Table) -> None:
 def create(catalog: Catalog, identifier: tuple[str, ...], rule: MirrorRule, columns: Sequence[pa.Field]) -> bool:
     """Makes those of a mirror's tables that are missing; whether any was. Raises what the catalog raises."""
     make_namespace(catalog, identifier)
-    of_key = [next(one for one in columns if one.name == name) for name in rule.key]
+    of_key = [next(column for column in columns if column.name == name) for name in rule.key]
     ours = {**PROPERTIES, OWNER: rule.owner, LOGICAL: rule.logical, SCHEMAS: "0"}
     schemas = {
         identifier: first_schema(columns, rule.key, flagged=rule.flagged),
@@ -333,7 +333,7 @@ def _adding(table: Table, made: Schema) -> TableCommit:
 
 def show_schema(tables: MirrorTables) -> None:
     """Readers see the schemas that were added last. Raises what the catalog raises."""
-    due = [one for one in tables.parts if latest_schema(one).schema_id != one.metadata.current_schema_id]
+    due = [part for part in tables.parts if latest_schema(part).schema_id != part.metadata.current_schema_id]
     updates = [SetCurrentSchemaUpdate.model_validate({"schema-id": latest_schema(one).schema_id}) for one in due]
     commits = [TableCommit(table, (), (update,)) for table, update in zip(due, updates, strict=True)]
     if commits:
@@ -348,7 +348,7 @@ def required_schemas(
 ) -> list[tuple[Table, Schema]]:
     """The schemas that rows with these columns need, by those of the tables that have none. every: with columns that
     the rows' tables no longer have: of the changes. Raises Refused (target.definition)."""
-    of_key = [next(one for one in columns if one.name == name) for name in tables.key]
+    of_key = [next(column for column in columns if column.name == name) for name in tables.key]
     found = []
     wanted = columns, of_key, every or columns
     for table, mine in zip(tables.parts, wanted, strict=False):

@@ -125,9 +125,9 @@ def fresh_truncates(mirror: Mirror, versions: Iterable[bytes]) -> list[bytes]:
     """Those of these truncates that the mirror does not know. It has lost all that is older than those that it knows,
     and takes nothing of it any more."""
     return [
-        one
-        for one in versions
-        if not any(name_in(one) == name_in(known) and newer_or_equal(known, one) for known in mirror.truncates)
+        version
+        for version in versions
+        if not any(name_in(version) == name_in(known) and newer_or_equal(known, version) for known in mirror.truncates)
     ]
 
 
@@ -144,8 +144,8 @@ def _equal(versions: pa.BinaryArray, held: pa.BinaryArray) -> pa.BooleanArray:
 def _tombstones(held: pa.BinaryArray, versions: pa.BinaryArray, truncates: Sequence[bytes]) -> pa.BinaryArray:
     """The newest tombstone of each key, where those without a key matter: a change that is newer asks for none."""
     older = np.zeros(len(versions), bool)
-    for one in truncates:
-        older |= ~np.asarray(newer_or_equal_each(versions, pa.array([one] * len(versions), pa.binary())))
+    for truncate in truncates:
+        older |= ~np.asarray(newer_or_equal_each(versions, pa.array([truncate] * len(versions), pa.binary())))
     if not older.any():
         return held
     found = held.to_pylist()

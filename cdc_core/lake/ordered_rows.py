@@ -113,8 +113,8 @@ class SnapshotRows:
     @cached_property
     def deep(self) -> bool:
         """Whether the table should be read as a whole, because others have written its rows in another order."""
-        known = sorted(one.low for one in self._groups if one.low)
-        highs = sorted(one.high for one in self._groups if one.high)
+        known = sorted(group.low for group in self._groups if group.low)
+        highs = sorted(group.high for group in self._groups if group.high)
         depths = [at + 1 - bisect_left(highs, low) for at, low in enumerate(known)]
         return max(depths, default=0) + len(self._groups) - len(known) > MOST_DEPTH
 

@@ -126,11 +126,11 @@ def publish(catalog: Catalog, snapshots: Sequence[LakeSnapshot]) -> bool:
     """
     for attempt in range(_ATTEMPTS):
         due = []
-        for one in snapshots:
-            table = catalog.load_table(one.identifier)
-            if not _published(table, one):
-                _require_base(table, one)
-                due.append(TableCommit(table, _requirements(one), _updates(table, one)))
+        for snapshot in snapshots:
+            table = catalog.load_table(snapshot.identifier)
+            if not _published(table, snapshot):
+                _require_base(table, snapshot)
+                due.append(TableCommit(table, _requirements(snapshot), _updates(table, snapshot)))
         try:
             commit(catalog, due)
             break

@@ -80,12 +80,16 @@ class LiveFiles:
     @cached_property
     def data(self) -> dict[str, ManifestEntry]:
         """The entries of data files, by path."""
-        return {one.data_file.file_path: one for one in self._entries if one.data_file.content == DataFileContent.DATA}
+        return {
+            entry.data_file.file_path: entry
+            for entry in self._entries
+            if entry.data_file.content == DataFileContent.DATA
+        }
 
     @cached_property
     def deletes(self) -> dict[str, ManifestEntry]:
         """The entries of files with positions of deleted rows, by path. Raises DataAtRisk (lake.foreign_write)."""
-        found = [one for one in self._entries if one.data_file.content != DataFileContent.DATA]
+        found = [entry for entry in self._entries if entry.data_file.content != DataFileContent.DATA]
         for one in found:
             if one.data_file.content == DataFileContent.EQUALITY_DELETES:
                 raise foreign(self.table, self.snapshot, "has deletes by equality, which no position can be told of")
@@ -117,8 +121,8 @@ class LiveFiles:
     def _live(self, entry: ManifestEntry, deletes: Sequence[ManifestEntry]) -> LiveFile:
         file, field = entry.data_file, latest_schema(self.table).find_field(self.key[0])
         low, high = bounds_of(entry, field)
-        deleted = sum(one.data_file.record_count for one in deletes if path_of_deletes(one.data_file))
-        paths = tuple(one.data_file.file_path for one in deletes)
+        deleted = sum(delete.data_file.record_count for delete in deletes if path_of_deletes(delete.data_file))
+        paths = tuple(delete.data_file.file_path for delete in deletes)
         keyless = bool((file.null_value_counts or {}).get(field.field_id, 1))
         size, groups = file.file_size_in_bytes, len(file.split_offsets or ()) or 1
         return LiveFile(file.file_path, file.record_count, size, groups, deleted, paths, low, high, keyless)
@@ -135,7 +139,7 @@ def bounds_of(entry: ManifestEntry, field: NestedField) -> tuple[Any, Any]:
 
 def _not_older(deletes: Iterable[ManifestEntry], file: ManifestEntry) -> Iterator[ManifestEntry]:
     """Deletes of several data files apply to those that were written before them."""
-    return (one for one in deletes if (one.sequence_number or 0) >= (file.sequence_number or 0))
+    return (delete for delete in deletes if (delete.sequence_number or 0) >= (file.sequence_number or 0))
 
 
 def foreign(table: Table, snapshot: Snapshot | None, what: str) -> DataAtRisk:
@@ -205,7 +209,7 @@ def snapshot_of(live: LiveFiles, change: FileChange, schema: Schema, properties:
     table, base = live.table, live.snapshot
     number, token = table.metadata.new_snapshot_id(), uuid.uuid4()
     renewed = {one.deletes_of for one in change.added if one.deletes_of} | change.removed
-    gone = {path for path, one in live.deletes.items() if path_of_deletes(one.data_file) in renewed}
+    gone = {path for path, delete in live.deletes.items() if path_of_deletes(delete.data_file) in renewed}
     data = [_entry(number, one) for one in change.added if not one.deletes_of]
     data += _kept(number, live.data, change.removed, unnamed=change.unnamed)
     deletes = [_entry(number, one) for one in change.added if one.deletes_of]
@@ -233,15 +237,15 @@ def _entry(number: int, file: NewFile) -> ManifestEntry:
 def _kept(
     number: int, entries: Mapping[str, ManifestEntry], gone: Collection[str], *, unnamed: bool
 ) -> Iterator[ManifestEntry]:
-    for path, one in entries.items():
+    for path, entry in entries.items():
         if path in gone and unnamed:
             continue
         yield ManifestEntry.from_args(
             status=ManifestEntryStatus.DELETED if path in gone else ManifestEntryStatus.EXISTING,
-            snapshot_id=number if path in gone else one.snapshot_id,
-            sequence_number=one.sequence_number,
-            file_sequence_number=one.file_sequence_number,
-            data_file=one.data_file,
+            snapshot_id=number if path in gone else entry.snapshot_id,
+            sequence_number=entry.sequence_number,
+            file_sequence_number=entry.file_sequence_number,
+            data_file=entry.data_file,
         )
 
 
@@ -254,8 +258,8 @@ def _manifest(
     entries: Iterable[ManifestEntry],
 ) -> ManifestFile:
     with kind(table.spec(), schema, output, number, "deflate") as writer:
-        for one in entries:
-            writer.add_entry(one)
+        for entry in entries:
+            writer.add_entry(entry)
     return writer.to_manifest_file()
 
 
@@ -266,14 +270,14 @@ def _summary(data: Sequence[ManifestEntry], deletes: Sequence[ManifestEntry], pr
         (deletes, "delete", "position-deletes", "total-delete-files"),
     ):
         for status, word in ((ManifestEntryStatus.ADDED, "added"), (ManifestEntryStatus.DELETED, "removed")):
-            some = [one.data_file for one in entries if one.status == status]
+            some = [entry.data_file for entry in entries if entry.status == status]
             if some:
                 removed_data = what == "data" and word == "removed"
                 figures[f"{'deleted' if removed_data else word}-{what}-files"] = len(some)
                 figures[f"{'deleted' if removed_data else word}-{rows}"] = sum(one.record_count for one in some)
                 size = sum(one.file_size_in_bytes for one in some)
                 figures[f"{word}-files-size"] = figures.get(f"{word}-files-size", 0) + size
-        live = [one.data_file for one in entries if one.status != ManifestEntryStatus.DELETED]
+        live = [entry.data_file for entry in entries if entry.status != ManifestEntryStatus.DELETED]
         figures[every] = len(live)
         figures[f"total-{rows}"] = sum(one.record_count for one in live)
         size = sum(one.file_size_in_bytes for one in live)

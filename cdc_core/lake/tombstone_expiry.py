@@ -48,7 +48,7 @@ def forget_tombstones(table: Table, begins: Mapping[str, int]) -> int:
 
     Raises DataAtRisk (lake.foreign_write), and what the catalog raises."""
     schema, last = latest_schema(table), own(table, head(table))
-    key = tuple(one.name for one in schema.fields[:-1])
+    key = tuple(field.name for field in schema.fields[:-1])
     live, files = LiveFiles(table, head(table), key), table_files(table, schema, key)
     found = _older(files, live.files, begins)
     if last is None or found is None:
@@ -62,7 +62,7 @@ def forget_tombstones(table: Table, begins: Mapping[str, int]) -> int:
                    schema=files.columns)  # fmt: skip
     added = list(write_rows(files, row)) if keyless is None else []
     due = change_due(live.files, added, {path: some for path, some in gone.items() if some})
-    change = due.done(new for one in due.rewrites for new in rewritten(files, one))
+    change = due.done(new for rewrite in due.rewrites for new in rewritten(files, rewrite))
     made = snapshot_of(live, change, schema, {name: said(last, name) for name in (RUN, PLAN, NUMBER)})
     updates = AddSnapshotUpdate(snapshot=made.listed(table)), pointing(MAIN, made.number)
     commit(table.catalog, [TableCommit(table, (at_main(live.snapshot),), updates)])

@@ -34,8 +34,8 @@ def removed_by(files: KeyedFiles, file: LiveFile, truncates: Sequence[bytes]) ->
         for group in opened.groups:
             versions = whole(opened.read(group, [VERSION_COLUMN]).column(0))
             older = np.zeros(len(versions), bool)
-            for one in truncates:
-                older |= _removes(one, versions)
+            for truncate in truncates:
+                older |= _removes(truncate, versions)
             found |= BitMap((np.flatnonzero(older) + int(opened.starts[group])).astype(np.uint32))
     if files.flagged and found:
         found -= flagged_rows(files, file)
@@ -61,10 +61,10 @@ def truncated_rows(files: KeyedFiles, file: LiveFile, positions: BitMap, truncat
     the order of the key."""
     rows = pa.concat_tables(live_rows(files, file, BitMap(range(file.rows)) - positions))
     versions, times = whole(rows.column(VERSION_COLUMN)), whole(rows.column(DELETED_AT))
-    for one in truncates:
-        newer = pa.array(_removes(one, versions))
-        versions = pc.if_else(newer, pa.scalar(one, versions.type), versions)
-        times = pc.if_else(newer, pa.scalar(decode(one).commit_ts_us, pa.int64()).cast(times.type), times)
+    for truncate in truncates:
+        newer = pa.array(_removes(truncate, versions))
+        versions = pc.if_else(newer, pa.scalar(truncate, versions.type), versions)
+        times = pc.if_else(newer, pa.scalar(decode(truncate).commit_ts_us, pa.int64()).cast(times.type), times)
     made = {VERSION_COLUMN: versions, DELETED_AT: times, DELETED: pa.array([True] * rows.num_rows)}
     columns = [made.get(name, rows.column(name)) for name in rows.column_names]
     return in_order(pa.table(columns, rows.column_names), files.key)

@@ -95,7 +95,7 @@ class Batches(Repository):
             if manifest.repairs:
                 CopiedBatches(self.connection).count_repaired(manifest, manifest.created_us)
             coverage = settled(coverage, manifest.coverage)
-            chunks = max([chunks, *(one.number for one in manifest.chunks)])
+            chunks = max([chunks, *(chunk.number for chunk in manifest.chunks)])
             if manifest.surveyed.captured and manifest.surveyed.seq >= surveyed.seq:
                 surveyed = manifest.surveyed
             previous = manifest

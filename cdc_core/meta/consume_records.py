@@ -68,7 +68,7 @@ class ConsumeRecords(Repository):
     def claim(self, run_id: str, target: str, claims: Sequence[Claim]) -> None:
         """Makes a run the owner of these records, of which none is committed. Raises RetryLater (run.taken_over)."""
         now = self.now_us()
-        ids = sorted({one.batch_id for one in claims})
+        ids = sorted({claim.batch_id for claim in claims})
         known = {(row.batch_id, row.table): row for row in self.find(target, ids, lock=True)}
         done = next((row for row in known.values() if row.state.consumed), None)
         if done is not None:
@@ -78,8 +78,8 @@ class ConsumeRecords(Repository):
                 where=run_id,
                 remedy="nothing has moved; plan again",
             )
-        fresh = [one for one in claims if (one.batch_id, one.table) not in known]
-        taken = [one for one in claims if (one.batch_id, one.table) in known]
+        fresh = [claim for claim in claims if (claim.batch_id, claim.table) not in known]
+        taken = [claim for claim in claims if (claim.batch_id, claim.table) in known]
         if fresh:
             self.execute(
                 insert(_record),
@@ -219,16 +219,16 @@ class ConsumeRecords(Repository):
     @writes
     def seed(self, target: str, batches: Sequence[BatchRow]) -> int:
         """Count batches as PURGED for a target that was filled by other means; how many of them had no record."""
-        known = {row.batch_id for row in self.find(target, [one.batch_id for one in batches], lock=True)}
+        known = {row.batch_id for row in self.find(target, [batch.batch_id for batch in batches], lock=True)}
         now = self.now_us()
         fresh = [
             {
                 "target": target,
-                "batch_id": one.batch_id,
+                "batch_id": batch.batch_id,
                 "table_name": "",
-                "source": one.source,
-                "begin_seq": one.begin.seq,
-                "row_count": one.rows,
+                "source": batch.source,
+                "begin_seq": batch.begin.seq,
+                "row_count": batch.rows,
                 "taken": False,
                 "state": RecordState.PURGED,
                 "run_id": _SEEDED,
@@ -236,8 +236,8 @@ class ConsumeRecords(Repository):
                 "created_us": now,
                 "updated_us": now,
             }
-            for one in batches
-            if one.batch_id not in known
+            for batch in batches
+            if batch.batch_id not in known
         ]
         if fresh:
             self.execute(insert(_record), fresh)

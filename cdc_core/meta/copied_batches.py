@@ -37,13 +37,15 @@ class CopiedBatches(Repository):
         Leases(self.connection).require_held(lease)
         ack = select(_ack.c.seq, _ack.c.purged_seq).where(_ack.c.source == manifest.source).with_for_update()
         reached = self.execute(ack).one()
-        if min(one.low.seq for one in manifest.chunks) < reached.purged_seq:
+        if min(chunk.low.seq for chunk in manifest.chunks) < reached.purged_seq:
             raise moved_meanwhile(f"A purge has removed changes of {manifest.source} meanwhile.", manifest.batch_id)
         if exact and reached.seq != manifest.begin.position.seq:
             raise moved_meanwhile(
                 f"The chain of {manifest.source} has passed the place of the copy.", manifest.batch_id
             )
-        numbers = [one.number for one in manifest.chunks if not one.by_key]  # the others are in the manifest alone
+        numbers = [
+            chunk.number for chunk in manifest.chunks if not chunk.by_key
+        ]  # the others are in the manifest alone
         for number in numbers:
             mine = (_chunk.c.source == manifest.source) & (_chunk.c.chunk == number)
             if self.execute(delete(_chunk).where(mine)).rowcount != 1:
@@ -74,7 +76,7 @@ class CopiedBatches(Repository):
     def record(self, manifest: Manifest) -> None:
         """The manifest is durable, and about to be a batch."""
         self.execute(delete(_planned).where(_planned.c.batch_id == manifest.batch_id))
-        TableCopies(self.connection).give_out_above(manifest.source, max(one.number for one in manifest.chunks))
+        TableCopies(self.connection).give_out_above(manifest.source, max(chunk.number for chunk in manifest.chunks))
 
     def held_seq(self, source: str) -> int | None:
         """Where the first batch begins that no run may take yet; None where nothing holds them."""
@@ -117,10 +119,10 @@ class CopiedBatches(Repository):
         Raises RetryLater (lease.lost).
         """
         self.execute(select(_ack.c.seq).where(_ack.c.source == source).with_for_update())
-        waiting = [one.chunk for one in TableCopies(self.connection).chunks(source)]
+        waiting = [chunk.chunk for chunk in TableCopies(self.connection).chunks(source)]
         waiting += [chunk for manifest in self.decided(source) for chunk in manifest.chunks]
         lows = [one.low for one in waiting] + [
-            one.low for one in TableCopies(self.connection).find(source) if one.low is not None
+            copy.low for copy in TableCopies(self.connection).find(source) if copy.low is not None
         ]
         later = (_batch.c.source == source) & (_batch.c.chunk > 0) & (_batch.c.begin_seq >= end.seq)
         recorded = self.execute(select(_batch.c.batch_id).where(later)).scalars()

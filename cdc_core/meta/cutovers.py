@@ -46,7 +46,7 @@ class Cutovers(Repository):
             select(_cutover).where(_cutover.c.way_back == self.pipeline).order_by(_cutover.c.created_us.desc()).limit(1)
         )
         rows += [_read(row) for row in self.execute(query)]
-        found = [one for one in rows if one is not None]
+        found = [row for row in rows if row is not None]
         if not found:
             return ()
         key, pair = lease_of(found[0].pipeline, found[0].way_back)

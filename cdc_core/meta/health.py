@@ -86,17 +86,27 @@ def problems(status: Status, windows: Windows, sources: Sequence[str], targets: 
 def _failed(status: Status, sources: Sequence[str], targets: Sequence[str]) -> Iterator[Problem]:
     runs = standing(status)
     known = set()
-    copying = [one.source for one in status.sources if any(each.state is not CopyState.COPIED for each in one.copies)]
+    copying = [
+        source.source for source in status.sources if any(each.state is not CopyState.COPIED for each in source.copies)
+    ]
     # Refused tables: see _noted.
     subjects = {EXTRACT: sources, RUN: runs, COPY: copying, COPY_TABLE: []}
     subjects |= dict.fromkeys((REPAIR, GATES, LOST_WRITES), targets)
-    for one in sorted(status.failures, key=lambda each: (SEVERITY.index(_kind(each)), -each.failed_us)):
-        if one.subject not in subjects.get(one.task, [one.subject]):
+    for failure in sorted(status.failures, key=lambda each: (SEVERITY.index(_kind(each)), -each.failed_us)):
+        if failure.subject not in subjects.get(failure.task, [failure.subject]):
             continue
-        known.add(one.subject)
-        subject = f"{one.task} {one.subject}".strip()
+        known.add(failure.subject)
+        subject = f"{failure.task} {failure.subject}".strip()
         yield Problem(
-            Level.FAILED, subject, one.what, one.where, one.remedy, one.code, one.first_us, one.times, _kind(one)
+            Level.FAILED,
+            subject,
+            failure.what,
+            failure.where,
+            failure.remedy,
+            failure.code,
+            failure.first_us,
+            failure.times,
+            _kind(failure),
         )
     for run_id in runs:
         if run_id not in known:
@@ -141,26 +151,26 @@ def _unclosed(status: Status) -> Iterator[Problem]:
 
 def _differing(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
     """Rows of targets that a verification found to differ, until they are repaired or found equal."""
-    for one in status.verifications:
-        mode = verifications.newest(one.evidence)
-        if not mode or one.target not in targets:
+    for verification in status.verifications:
+        mode = verifications.newest(verification.evidence)
+        if not mode or verification.target not in targets:
             continue
-        rows = verifications.known_to_differ(one.evidence)
+        rows = verifications.known_to_differ(verification.evidence)
         of = f" of {', '.join(sorted(rows))}" if rows else ""
         # A count names no rows, so that only the next verification can say that they are equal.
         counted_only = mode not in ("ordered", "random") and not rows
-        count = one.evidence[mode]["differences"] if counted_only else sum(rows.values())
+        count = verification.evidence[mode]["differences"] if counted_only else sum(rows.values())
         differ = "differs" if count == 1 else "differ"
         if count:
             yield Problem(
                 Level.FAILED,
-                f"target {one.target}",
+                f"target {verification.target}",
                 f"{counted(count, 'row')}{of} {differ} from the source.",
                 remedy="`lockstep repair` brings these rows from the source, `lockstep verify` compares again; "
                 "docs/verification.md has the causes",
                 code="verify.differs",
                 kind=DataAtRisk,
-                since_us=to_us(datetime.fromisoformat(one.evidence[mode]["ended"])),
+                since_us=to_us(datetime.fromisoformat(verification.evidence[mode]["ended"])),
             )
 
 
@@ -199,14 +209,14 @@ def _copied(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
 
 def _paused(status: Status) -> Iterator[Problem]:
     """Copies for which tables wait. A pause that nothing waits for is noted: verifications wait for its end too."""
-    for one in status.sources:
-        if not one.copies_paused_us:
+    for source in status.sources:
+        if not source.copies_paused_us:
             continue
-        begun = [each for each in one.copies if each.state in (CopyState.COPYING, CopyState.READ)]
-        waiting = len(begun) + sum(1 for each in one.copies if each.state is CopyState.PENDING)
+        begun = [each for each in source.copies if each.state in (CopyState.COPYING, CopyState.READ)]
+        waiting = len(begun) + sum(1 for each in source.copies if each.state is CopyState.PENDING)
         what = (
-            f"Copies and verifications of {one.source} have been paused since {_moment(one.copies_paused_us)} by "
-            f"{one.copies_paused_by}."
+            f"Copies and verifications of {source.source} have been paused since {_moment(source.copies_paused_us)} by "
+            f"{source.copies_paused_by}."
         )
         if waiting:
             what += f" Waiting to be copied: {counted(waiting, 'table')}."
@@ -215,16 +225,16 @@ def _paused(status: Status) -> Iterator[Problem]:
             what += f" Purges take nothing that was staged after {first}, when the first of these copies began."
         yield Problem(
             Level.PAUSED if waiting else Level.NOTED,
-            f"source {one.source}",
+            f"source {source.source}",
             what,
             remedy=f"`lockstep snapshot {status.pipeline} --resume`, once the source can take the load",
-            since_us=one.copies_paused_us,
+            since_us=source.copies_paused_us,
             kind=RetryLater if waiting else None,
         )
 
 
 def _never(status: Status, sources: Sequence[str]) -> Iterator[Problem]:
-    known = {one.source for one in status.sources}
+    known = {source.source for source in status.sources}
     for name in sources:
         if name not in known:
             yield Problem(
@@ -243,13 +253,13 @@ def intervals_late(windows: Windows, complete_us: int, now_us: int) -> int:
 
 
 def _late(status: Status, windows: Windows, targets: Sequence[str]) -> Iterator[Problem]:
-    for one in status.sources:
-        reached = one.checkpoint.watermark_us
+    for source in status.sources:
+        reached = source.checkpoint.watermark_us
         # Without a watermark it is at least as late as its latest progress is old.
-        late = intervals_late(windows, reached or one.updated_us, status.now_us)
+        late = intervals_late(windows, reached or source.updated_us, status.now_us)
         if late:
             done = "it is extracted up to" if reached else "it was extracted last at"
-            yield _lateness(f"source {one.source}", one.source, late, reached or one.updated_us, done)
+            yield _lateness(f"source {source.source}", source.source, late, reached or source.updated_us, done)
     for target in status.targets:
         oldest = target.oldest_window_us
         late = intervals_late(windows, oldest, status.now_us) if oldest is not None and target.target in targets else 0
@@ -276,15 +286,15 @@ def retention_left_s(source: SourceStatus, now_us: int) -> float | None:
 
 
 def _purged_soon(status: Status) -> Iterator[Problem]:
-    for one in status.sources:
-        left_s = retention_left_s(one, status.now_us)
-        if left_s is not None and left_s < one.retention_s / 2:
+    for source in status.sources:
+        left_s = retention_left_s(source, status.now_us)
+        if left_s is not None and left_s < source.retention_s / 2:
             gone = "may be purged already" if left_s <= 0 else f"are purged in {left_s / 3600:.1f} h"
             yield Problem(
                 Level.LATE,
-                f"source {one.source}",
-                f"The changes of {one.source} that are not extracted yet {gone}: the source keeps its log for "
-                f"{one.retention_s / 3600:.1f} h.",
+                f"source {source.source}",
+                f"The changes of {source.source} that are not extracted yet {gone}: the source keeps its log for "
+                f"{source.retention_s / 3600:.1f} h.",
                 remedy="extract now, or raise binlog_expire_logs_seconds on the source",
                 kind=RetryLater,
             )
@@ -297,15 +307,15 @@ ISOLATED_REMEDY = (
 
 
 def _noted(status: Status) -> Iterator[Problem]:
-    for one in status.sources:
-        for note in one.notes:
-            yield Problem(Level.NOTED, f"source {one.source}", note)
-    refused = {one.subject: one for one in status.failures if one.task == COPY_TABLE}
-    for one in status.sources:
-        for table, coverage in missed(status.pipeline, one.partial).items():
-            said = lacks(table, one.source, coverage)
+    for source in status.sources:
+        for note in source.notes:
+            yield Problem(Level.NOTED, f"source {source.source}", note)
+    refused = {failure.subject: failure for failure in status.failures if failure.task == COPY_TABLE}
+    for source in status.sources:
+        for table, coverage in missed(status.pipeline, source.partial).items():
+            said = lacks(table, source.source, coverage)
             said = f"{said[0].upper()}{said[1:]}."
-            why = refused.get(copied_table(one.source, table))
+            why = refused.get(copied_table(source.source, table))
             if why is not None and coverage.how.captured:
                 what, remedy, code = f"{said} {why.what}", why.remedy, why.code
                 yield Problem(Level.NOTED, f"table {table}", what, why.where, remedy, code)

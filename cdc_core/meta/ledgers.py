@@ -67,10 +67,10 @@ class Ledgers(Repository):
                         "target": target,
                         "table_name": entry.table,
                         **{figure: getattr(entry, figure) for figure in _FIGURES},
-                        "shards": text_of(tuple(one for one in shards if one.table == entry.table), Counts),
+                        "shards": text_of(tuple(shard for shard in shards if shard.table == entry.table), Counts),
                         "closed_us": now,
                         "spans": text_of(spans.get(entry.table, {}), Spans),
-                        "set_aside": sum(one.quarantined for one in shards if one.table == entry.table),
+                        "set_aside": sum(shard.quarantined for shard in shards if shard.table == entry.table),
                     }
                     for entry in entries
                 ],
@@ -93,6 +93,6 @@ class Ledgers(Repository):
 def ledger_of(row: Row[tuple[object, ...]]) -> LedgerRow:
     figures = {figure: getattr(row, figure) for figure in _FIGURES}
     shards = parsed(Counts, row.shards)
-    figures |= {name: sum(getattr(one, name) for one in shards) for name in ("equal", "quarantined")}
+    figures |= {name: sum(getattr(shard, name) for shard in shards) for name in ("equal", "quarantined")}
     entry = LedgerEntry(run_id=row.run_id, target=row.target, table=row.table_name, **figures)
     return LedgerRow(entry, shards, row.closed_us)

@@ -339,7 +339,7 @@ class TargetStatus:
     def waiting(self) -> StateCount:
         """Staged batches that the target has not committed, whether a run has taken them or not."""
         counts = [self.pending, *(count for state, count in self.records.items() if not state.consumed)]
-        return StateCount(sum(one.batches for one in counts), sum(one.rows for one in counts))
+        return StateCount(sum(count.batches for count in counts), sum(count.rows for count in counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Overviews(Repository):
         status = StatusViews(self.connection).find(targets)
         return Overview(
             status,
-            self._latest([one.source for one in status.sources]),
+            self._latest([source.source for source in status.sources]),
             self._growth(windows, status.watermark_us),
             self.accounts(status.runs),
             self._freshness(),

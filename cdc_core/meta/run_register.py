@@ -85,8 +85,10 @@ class RunRegister(Repository):
             )
         if not run.replays:
             TaskFailures(self.connection).clear(PLAN, "")
-        for target in sorted({one.target for one in claims}):
-            ConsumeRecords(self.connection).claim(run.run_id, target, [one for one in claims if one.target == target])
+        for target in sorted({claim.target for claim in claims}):
+            ConsumeRecords(self.connection).claim(
+                run.run_id, target, [claim for claim in claims if claim.target == target]
+            )
 
     @writes
     def commit(

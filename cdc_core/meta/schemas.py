@@ -74,20 +74,20 @@ class SchemaVersions(Repository):
     def _record_history(self, manifest: Manifest) -> None:
         """Where two tables have one name (`a.b`.`c` and `a`.`b.c`), the first is kept: the other is asked for again."""
         known: set[tuple[str, int]] = set()
-        seqs = sorted({one.seq for one in manifest.definitions})
+        seqs = sorted({definition.seq for definition in manifest.definitions})
         for some in slices(seqs):
             rows = select(table_definition.c.source_table, table_definition.c.since_seq).where(
                 table_definition.c.source == manifest.source, table_definition.c.since_seq.in_(some)
             )
             known |= {(row.source_table, row.since_seq) for row in self.execute(rows)}
         new = []
-        for one in manifest.definitions:
-            key = (one.schema.name, one.seq)
+        for definition in manifest.definitions:
+            key = (definition.schema.name, definition.seq)
             if key not in known:
                 known.add(key)
-                text = text_of(one)
+                text = text_of(definition)
                 new.append(
-                    {"source": manifest.source, "source_table": key[0], "since_seq": one.seq, "definition": text}
+                    {"source": manifest.source, "source_table": key[0], "since_seq": definition.seq, "definition": text}
                 )
         if new:
             self.execute(insert(table_definition), new)

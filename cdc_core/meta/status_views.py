@@ -50,7 +50,7 @@ class StatusViews(Repository):
         return Status(
             pipeline=self.pipeline,
             now_us=now,
-            watermark_us=min((one.checkpoint.watermark_us for one in sources), default=0),
+            watermark_us=min((source.checkpoint.watermark_us for source in sources), default=0),
             sources=sources,
             targets=tuple(self._target_status(name) for name in names),
             runs=tuple(run_of(row) for row in run_rows),

@@ -42,8 +42,8 @@ class TargetWrites(Repository):
         found = []
         for run_id, shards, spans in self.execute(query):
             counts = parsed(Counts, shards)
-            numbers = {one.shard: one.number for one in counts if one.number}
-            rows = {one.shard: one.written for one in counts}
+            numbers = {count.shard: count.number for count in counts if count.number}
+            rows = {count.shard: count.written for count in counts}
             found.append(ClosedWrite(run_id, numbers, rows, parsed(Spans, spans)))
         return tuple(found)
 
@@ -51,9 +51,9 @@ class TargetWrites(Repository):
         """A ledger that is closed now counts these transactions. The entries of shards that lack writes stay; renewed
         ones are written where those that were looked for still are."""
         mine: dict[str, dict[str, LastWrite]] = {}
-        for one in counts:
-            if one.number:
-                mine.setdefault(one.table, {})[one.shard] = LastWrite(run_id, one.number)
+        for count in counts:
+            if count.number:
+                mine.setdefault(count.table, {})[count.shard] = LastWrite(run_id, count.number)
         for table in sorted({*mine, *lost.renewed}):
             known = self._entries(target, table)
             entries = dict(known)
@@ -94,5 +94,5 @@ def _renewed(
 ) -> dict[str, LastWrite]:
     """known: the entries so far. What another process has written since the shard was looked at stays."""
     due = {shard: one.last for shard, one in by.items() if known.get(shard) == one.due}
-    kept = {shard: one for shard, one in entries.items() if shard not in due}
+    kept = {shard: entry for shard, entry in entries.items() if shard not in due}
     return kept | {shard: one for shard, one in due.items() if one is not None}

@@ -145,12 +145,12 @@ class Manifest:
     @property
     def by_key(self) -> bool:
         """Whether this is a batch of single rows that were looked up in the source, as a repair stages them."""
-        return any(one.by_key for one in self.chunks)
+        return any(chunk.by_key for chunk in self.chunks)
 
     @property
     def repairs(self) -> bool:
         """Whether a repair staged it, which counts against the limit of a day."""
-        return any(one.by_key and not one.queried for one in self.chunks)
+        return any(chunk.by_key and not chunk.queried for chunk in self.chunks)
 
     @property
     def batch_id(self) -> str:

@@ -78,7 +78,7 @@ class Compaction:
     def known(self) -> Mapping[str, Manifest]:
         """The range as manifests, by their paths: each part is in that of the batch in which its rows begin, and may
         have rows of later batches of the range."""
-        begins = [one.begin.position.seq for one in self.batches]
+        begins = [batch.begin.position.seq for batch in self.batches]
         mine: dict[int, list[Part]] = defaultdict(list)
         for part in self.parts:
             mine[bisect_right(begins, part.min_seq) - 1].append(part)
@@ -95,8 +95,8 @@ class Compaction:
         found: dict[tuple[str, str], list[Part]] = defaultdict(list)
         for part in self.parts:
             found[part.table, part.schema_id].append(part)
-        ordered = {key: sorted(parts, key=lambda one: one.max_seq) for key, parts in found.items()}
-        return {key: ([one.max_seq for one in parts], parts) for key, parts in ordered.items()}
+        ordered = {key: sorted(parts, key=lambda part: part.max_seq) for key, parts in found.items()}
+        return {key: ([part.max_seq for part in parts], parts) for key, parts in ordered.items()}
 
     def part_with(self, table: str, schema_id: str, max_seq: int) -> Part | None:
         """The part that has the rows of a table under a definition up to and with an order key of the range."""
@@ -122,9 +122,9 @@ class Compaction:
     def _require_range(self) -> None:
         if not self.batches:
             raise ValueError("it has no batch")
-        for one in self.batches:
-            if one.copied or one.parts or one.source != self.source:
-                raise ValueError(f"{one.batch_id} is not a batch of its range")
+        for batch in self.batches:
+            if batch.copied or batch.parts or batch.source != self.source:
+                raise ValueError(f"{batch.batch_id} is not a batch of its range")
         for one, after in pairwise(self.batches):
             if one.end.position != after.begin.position:
                 raise ValueError(f"{one.batch_id} does not end where {after.batch_id} begins")

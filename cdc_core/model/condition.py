@@ -109,7 +109,7 @@ def literals_of(condition: Condition) -> Iterator[tuple[str, Value]]:
 def _condition(node: ast.expr) -> Condition:
     match node:
         case ast.BoolOp(op, values):
-            return Joined(isinstance(op, ast.And), tuple(_condition(one) for one in values))
+            return Joined(isinstance(op, ast.And), tuple(_condition(value) for value in values))
         case ast.UnaryOp(ast.Not(), operand):
             return Not(_condition(operand))
         case ast.Compare(left, ops, comparators):

@@ -261,7 +261,7 @@ class RunPlan:
         return next(one for one in self.merge_sets if one.name == name)
 
     def target(self, name: str) -> TargetRun:
-        return next(one for one in self.targets if one.target == name)
+        return next(target for target in self.targets if target.target == name)
 
     def schemas_of(self, table: MergeTable) -> list[TableSchema]:
         """The definitions of a table's files, in the order in which they first come."""

@@ -150,15 +150,15 @@ def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str
 
     Raises what PyMySQL raises, and Refused (connection.answer) for a session that does not keep a setting.
     """
-    kept = [one for one in settings if not one.allowed]
+    kept = [setting for setting in settings if not setting.allowed]
     with connection.cursor() as cursor:
         if connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:  # type: ignore[attr-defined]
             cursor.execute("ROLLBACK AND NO CHAIN NO RELEASE")  # whatever completion_type says
         if not set_if_possible(cursor, _statement(kept)):
             kept = [one for one in kept if set_if_possible(cursor, _statement([one]))]
-        for one in settings:
-            if one.allowed:
-                set_if_possible(cursor, _statement([one]))
+        for setting in settings:
+            if setting.allowed:
+                set_if_possible(cursor, _statement([setting]))
         cursor.execute("SELECT 1" + "".join(one.within(f", {one.shown}") for one in kept))
         values = dict(zip((column[0] for column in cursor.description), cursor.fetchall()[0], strict=True))
     for one in kept:
@@ -173,7 +173,7 @@ def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str
 
 
 def _statement(settings: Iterable[Setting]) -> str:
-    return "SET SESSION autocommit = 1" + "".join(one.within(f", {one.assigned}") for one in settings)
+    return "SET SESSION autocommit = 1" + "".join(setting.within(f", {setting.assigned}") for setting in settings)
 
 
 def set_if_possible(cursor: Any, statement: str) -> bool:

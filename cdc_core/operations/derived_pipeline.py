@@ -50,7 +50,7 @@ def servers_of(target: MysqlTarget, places: Iterable[ShardTable], name: str) -> 
 def captured(servers: Iterable[TargetServer]) -> dict[str, Any]:
     """Rules of `tables` by which exactly these tables are read, without what Lockstep keeps in them."""
     return {
-        "include": [re.escape(table) for one in servers for table in one.tables],
+        "include": [re.escape(table) for server in servers for table in server.tables],
         "columns": {"exclude": [VERSION_PATTERN]},
     }
 

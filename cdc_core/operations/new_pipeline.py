@@ -143,7 +143,7 @@ def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTabl
     """
     for _ in range(TRIES):
         end = source_server.end_position(connection, 0)
-        empty = {one.name for one in tables if proven_empty(connection, one.database, one.table)}
+        empty = {table.name for table in tables if proven_empty(connection, table.database, table.table)}
         if source_server.end_position(connection, 0) == end:
             return end, empty
     return end, set()

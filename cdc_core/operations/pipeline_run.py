@@ -160,7 +160,7 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
     errors: list[LockstepError] = []
     lost: list[str] = []
     failed: dict[str, LockstepError] = {}
-    if any(one.batches for one in plan.targets) and not taken_over(opened.meta, plan):
+    if any(target.batches for target in plan.targets) and not taken_over(opened.meta, plan):
         with _noted(opened, run_id):
             failed = require_any_ready(opened, plan)
             _merge(opened, spark, plan)
@@ -168,27 +168,27 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
         log.error("run %s: target %s: %s", run_id, name, refusal)
         opened.meta.runs.record_failure(run_id, str(refusal), target=name)
         errors.append(refusal)
-    for one in plan.targets:
-        if one.batches and one.target not in failed:
+    for target in plan.targets:
+        if target.batches and target.target not in failed:
             try:
-                with _noted(opened, run_id, one.target):
-                    summaries.append(_to_target(opened, spark, plan, one.target))
+                with _noted(opened, run_id, target.target):
+                    summaries.append(_to_target(opened, spark, plan, target.target))
             except _TakenOver as taken:
                 lost.append(str(taken))
             except LockstepError as error:
-                log.error("run %s: target %s: %s", run_id, one.target, error)
+                log.error("run %s: target %s: %s", run_id, target.target, error)
                 errors.append(error)
-    for one in plan.targets:
-        if one.target not in failed:
+    for target in plan.targets:
+        if target.target not in failed:
             try:
-                require_sound(opened, one.target, replay=plan.replay)
+                require_sound(opened, target.target, replay=plan.replay)
             except LockstepError as error:
                 errors.append(error)
     if errors:
         raise errors[0]
     return RunResult(
         run_id,
-        len({batch for one in plan.targets for batch in one.batches}),
+        len({batch for target in plan.targets for batch in target.batches}),
         sum(table.rows for one in plan.merge_sets for table in one.tables),
         tuple(summaries),
         opened.meta.ledgers.find(run_id),

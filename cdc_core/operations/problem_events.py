@@ -53,14 +53,18 @@ def tell_problems(
     given_up: nobody tries again, so that errors that a retry may cure are told, too. Raises what `tell` raises; that
     event is told again by the next call.
     """
-    problems = {_key(one): one for one in status_of(pipeline, meta).problems if one.level in (Level.FAILED, Level.LATE)}
-    events = {key: _event(pipeline.pipeline, one) for key, one in problems.items()}
-    failed = any(one.level is Level.FAILED for one in problems.values())
+    problems = {
+        _key(problem): problem
+        for problem in status_of(pipeline, meta).problems
+        if problem.level in (Level.FAILED, Level.LATE)
+    }
+    events = {key: _event(pipeline.pipeline, problem) for key, problem in problems.items()}
+    failed = any(problem.level is Level.FAILED for problem in problems.values())
     ripe = [
         key
-        for key, one in problems.items()
+        for key, problem in problems.items()
         # What is late beside a failure is so by that.
-        if (one.level is Level.FAILED or not failed) and (given_up or one.kind is not RetryLater)
+        if (problem.level is Level.FAILED or not failed) and (given_up or problem.kind is not RetryLater)
     ]
     begun, solved = meta.told.settle(events.keys(), {key: text_of(events[key]) for key in ripe})
     due: list[tuple[str, ProblemEvent, str | None]] = [(key, events[key], None) for key in begun]
@@ -72,7 +76,7 @@ def tell_problems(
             for key, _, text in due[at:]:
                 meta.told.not_told(key, text)
             raise
-    return any(_explains(one, said) for one in problems.values())
+    return any(_explains(problem, said) for problem in problems.values())
 
 
 def _explains(one: Problem, said: str) -> bool:

@@ -30,14 +30,14 @@ class StatusReport:
     def to_json(self) -> dict[str, Any]:
         return {
             **status_document(self.status, self.waiting),
-            "ledgers": [ledger_document(one.entry) for one in self.status.ledgers],
-            "problems": [problem_document(one) for one in self.problems],
+            "ledgers": [ledger_document(ledger.entry) for ledger in self.status.ledgers],
+            "problems": [problem_document(problem) for problem in self.problems],
         }
 
     @property
     def exit_code(self) -> int:
         """The class of the first problem that has one; 0 if nothing needs attention."""
-        return next((one.exit_code for one in self.problems if one.exit_code), 0)
+        return next((problem.exit_code for problem in self.problems if problem.exit_code), 0)
 
 
 def status_of(pipeline: Pipeline, meta: Meta) -> StatusReport:
@@ -45,22 +45,22 @@ def status_of(pipeline: Pipeline, meta: Meta) -> StatusReport:
 
 
 def report_of(pipeline: Pipeline, status: Status) -> StatusReport:
-    extracted = {one.source for one in status.sources}
+    extracted = {source.source for source in status.sources}
     waiting = tuple(source.name for source in pipeline.sources if source.name not in extracted)
     return StatusReport(status, waiting, health(status, pipeline))
 
 
 def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
     """The problems of a pipeline, the worst first."""
-    sources = [one.name for one in pipeline.sources]
-    left = [left_alone(one, stops=pipeline.cutover.stop_with is not None) for one in found.cutovers]
+    sources = [source.name for source in pipeline.sources]
+    left = [left_alone(cutover, stops=pipeline.cutover.stop_with is not None) for cutover in found.cutovers]
     return (
         *filter(None, left),
         *problems(
             found,
             pipeline.windows,
             sources,
-            [one.name for one in pipeline.targets],
+            [target.name for target in pipeline.targets],
         ),
     )
 
@@ -86,19 +86,22 @@ def status_document(found: Status, waiting: Sequence[str]) -> dict[str, Any]:
         "pipeline": found.pipeline,
         "now": moment(found.now_us),
         "complete_to": moment(found.watermark_us),
-        "sources": [_source(one) for one in found.sources] + [{"source": name, "position": None} for name in waiting],
+        "sources": [_source(source) for source in found.sources]
+        + [{"source": name, "position": None} for name in waiting],
         "targets": [
             {
-                "target": one.target,
-                "pending": _count(one.pending),
-                "open": _count(one.waiting),
-                "records": {state.value: _count(count) for state, count in one.records.items()},
-                "last_error": one.last_error,
+                "target": target.target,
+                "pending": _count(target.pending),
+                "open": _count(target.waiting),
+                "records": {state.value: _count(count) for state, count in target.records.items()},
+                "last_error": target.last_error,
             }
-            for one in found.targets
+            for target in found.targets
         ],
-        "runs": [run_document(one) for one in found.runs],
-        "verifications": [one for each in found.verifications for one in verification_documents(each, found.now_us)],
+        "runs": [run_document(run) for run in found.runs],
+        "verifications": [
+            document for each in found.verifications for document in verification_documents(each, found.now_us)
+        ],
     }
 
 

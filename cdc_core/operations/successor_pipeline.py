@@ -179,10 +179,13 @@ def _written_to(pipeline: Pipeline, led: Cutover) -> tuple[MysqlTarget, tuple[st
         )
     (name,) = names
     there = {(reference, *place) for reference, places in tables["targets"].items() for place in places}
-    old, logicals = next((one for one in pipeline.databases if one.name == name), None), tuple(tables["logical"])
+    old, logicals = (
+        next((database for database in pipeline.databases if database.name == name), None),
+        tuple(tables["logical"]),
+    )
     if old is not None and all(old.table(logical) for logical in logicals):
         places = [place for logical in logicals for place in shard_tables(old, logical)]
-        if {(old.connections[one.connection], one.database, one.table) for one in places} <= there:
+        if {(old.connections[place.connection], place.database, place.table) for place in places} <= there:
             return old, logicals
     raise Refused(
         f"The pipeline file does not name the tables any more to which the application was led (target {name!r}).",
@@ -216,7 +219,7 @@ def successor_document(
     return {
         "pipeline": name,
         "schedule": pipeline.schedule,
-        "sources": [one.document(_FIRST_ID, "latest") for one in servers],
+        "sources": [server.document(_FIRST_ID, "latest") for server in servers],
         "tables": pipeline.tables.model_dump(mode="json", exclude_unset=True) | {"exclude": []} | captured(servers),
         "routes": routes,
         "snapshot": {"mode": "initial"} | pipeline.snapshot.elsewhere,

@@ -118,13 +118,14 @@ def _origins(connection: pymysql.Connection[Any], capture: Capture, schemas: Seq
                 continue
             literal = any(column.default == LITERAL for column in definition.columns)
             literals = column_defaults(connection, schema) if literal else {}
-            masked = frozenset(one.name.lower() for one in schema.columns if capture.masks(schema, one.name))
+            masked = frozenset(column.name.lower() for column in schema.columns if capture.masks(schema, column.name))
             yield Origin(capture.shape(schema), definition, literals, masked)
 
 
 def literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
     columns = tuple(
-        Column(one.name, one.type, one.nullable, generated=bool(one.generated)) for one in definition.columns
+        Column(column.name, column.type, column.nullable, generated=bool(column.generated))
+        for column in definition.columns
     )
     return column_defaults(connection, TableSchema(definition.database, definition.table, columns))
 
@@ -187,7 +188,7 @@ def create_missing(opened: OpenPipeline, targets: Sequence[MysqlTarget]) -> list
     logicals = _captured(opened.pipeline)
     for target in targets:
         written = opened.meta.writes.last(target.name)
-        taken = [one for one in logicals if target.table(one) is not None and not written.get(one)]
+        taken = [logical for logical in logicals if target.table(logical) is not None and not written.get(logical)]
         missing = missing_tables(target, taken)
         if missing:
             lacking[target.name] = target, frozenset(missing)
@@ -198,7 +199,7 @@ def create_missing(opened: OpenPipeline, targets: Sequence[MysqlTarget]) -> list
     for target, names in lacking.values():
         mine = {logical: origins for logical, origins in tables.origins.items() if logical in names}
         results += create(opened.pipeline, target, replace(tables, origins=mine), Actions())
-    return [one for one in results if one.state == "created" or one.error is not None]
+    return [result for result in results if result.state == "created" or result.error is not None]
 
 
 def _captured(pipeline: Pipeline) -> list[str]:
@@ -223,7 +224,7 @@ def require_any_ready(opened: OpenPipeline, plan: RunPlan) -> dict[str, Lockstep
             _follow(opened, plan, one)
         except LockstepError as error:
             log.warning("%s: its columns do not follow those of the sources yet: %s", one.target, error)
-    asked = [one.target for one in plan.targets if one.batches]
+    asked = [target.target for target in plan.targets if target.batches]
     covered = cache(opened.meta.coverages.find)  # the same for each target
     failed: dict[str, LockstepError] = {}
     for name in asked:
@@ -269,25 +270,29 @@ def make_ready(opened: OpenPipeline, plan: RunPlan, name: str, error: LockstepEr
     if any(isinstance(part, ExistingRows) for part in found):  # nothing is changed before a person has decided on them
         return False
     tables = [
-        one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
+        table
+        for table in plan.merge_set(plan.target(name).merge_set).tables
+        if target.table(table.table) and table.files
     ]
-    add = frozenset(one.table for one in tables if (rule := target.table(one.table)) and rule.on_new_column == "add")
+    add = frozenset(
+        table.table for table in tables if (rule := target.table(table.table)) and rule.on_new_column == "add"
+    )
     creates = target.on_missing_table == "create" and any(isinstance(part, TableMissing) for part in found)
     if not creates and not (add and any(isinstance(part, ColumnsMissing) for part in found)):
         return False
     if creates and not plan.replay:
-        _require_unmoved(opened.meta, target, [one.table for one in tables])
+        _require_unmoved(opened.meta, target, [table.table for table in tables])
     try:
-        present = source_tables(opened.pipeline, only=[one.table for one in tables]).origins
+        present = source_tables(opened.pipeline, only=[table.table for table in tables]).origins
     except LockstepError as unreachable:
         log.warning("%s: its tables are made without asking the source: %s", name, unreachable)
         present = {}
     wanted, renames = {}, renames_of(opened.meta, opened.pipeline)
-    for one in tables:
-        schemas, now = plan.current_schemas(one), present.get(one.table, ())
+    for table in tables:
+        schemas, now = plan.current_schemas(table), present.get(table.table, ())
         origins = _staged_origins(schemas, now)
-        renamed = followed_renames(renames.get(one.table, ()), [origin.schema for origin in now], plan, one)
-        wanted[one.table] = WantedTable(tuple(origins), one.key, _alone(origins), renamed)
+        renamed = followed_renames(renames.get(table.table, ()), [origin.schema for origin in now], plan, table)
+        wanted[table.table] = WantedTable(tuple(origins), table.key, _alone(origins), renamed)
     return _made(target, wanted, Actions(create=creates, add=add))
 
 
@@ -298,9 +303,9 @@ def _follow(opened: OpenPipeline, plan: RunPlan, run: TargetRun) -> None:
     target = opened.pipeline.target(run.target)
     redefined: set[str] = set()
     for source in opened.pipeline.sources if run.batches else ():
-        batches = [one for one in opened.meta.batches.find(source.name) if one.batch_id in run.batches]
-        begin = min((one.begin.seq for one in batches), default=0)
-        end = max((one.end.seq for one in batches), default=0)
+        batches = [batch for batch in opened.meta.batches.find(source.name) if batch.batch_id in run.batches]
+        begin = min((batch.begin.seq for batch in batches), default=0)
+        end = max((batch.end.seq for batch in batches), default=0)
         redefined |= {name for one, name in statements_of(opened.meta, source) if begin <= one.seq < end}
     add = {one for one in redefined if (rule := target.table(one)) is not None and rule.on_new_column == "add"}
     if not add:
@@ -331,7 +336,9 @@ def _made(target: MysqlTarget, wanted: Mapping[str, WantedTable], actions: Actio
             log.error("%s: %s", made.name, made.error)
     # A table that somebody has made otherwise than Lockstep would may lack nothing: whoever asks again finds out.
     if refused := [
-        one.error for one in results if one.error is not None and (one.state == "missing" or one.statements)
+        result.error
+        for result in results
+        if result.error is not None and (result.state == "missing" or result.statements)
     ]:
         raise combined(refused)
     return any(made.state in ("created", "altered") for made in results)

@@ -55,9 +55,9 @@ class AsOf:
         what they have came later, whatever its own time is. Readers of files with rows of several batches leave it
         out."""
         found: dict[str, list[int]] = {}
-        for one in manifests:
-            if self.time_us is not None and one.window_start_us >= self.time_us and not one.copied:
-                found.setdefault(one.source, []).append(one.begin.position.seq)
+        for manifest in manifests:
+            if self.time_us is not None and manifest.window_start_us >= self.time_us and not manifest.copied:
+                found.setdefault(manifest.source, []).append(manifest.begin.position.seq)
         return {source: sorted(places) for source, places in found.items()}
 
     def expression_of(self, end_seq: int | None) -> pc.Expression:
@@ -74,24 +74,24 @@ class AsOf:
     def cut(self, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Without what is entirely after it, so that the definitions are those of the moment too."""
         if self.read is not None:
-            known = [(one, *self.read[one.source]) for one in manifests if one.source in self.read]
+            known = [(manifest, *self.read[manifest.source]) for manifest in manifests if manifest.source in self.read]
             return [one for one, end, ids in known if (one.batch_id in ids if one.copied else one.begin.position < end)]
         if self.position is None:
             time_us = self.time_us
             return [
-                one
-                for one in manifests
+                manifest
+                for manifest in manifests
                 if time_us is not None
-                and one.window_start_us < time_us
+                and manifest.window_start_us < time_us
                 # Rows that were looked up may be of any moment before the batch: whether the table is whole does not
                 # depend on them, so that nothing else keeps them from an earlier state.
-                and not (one.by_key and one.end.watermark_us > time_us)
+                and not (manifest.by_key and manifest.end.watermark_us > time_us)
             ]
         seq = self.position.seq
         return [
-            replace(one, parts=tuple(part for part in one.parts if part.min_seq < seq))
-            for one in manifests
-            if one.begin.position.seq < seq or (one.copied and one.end.position.seq == seq)
+            replace(manifest, parts=tuple(part for part in manifest.parts if part.min_seq < seq))
+            for manifest in manifests
+            if manifest.begin.position.seq < seq or (manifest.copied and manifest.end.position.seq == seq)
         ]
 
     def require_staged(self, checkpoints: Mapping[str, Checkpoint | None]) -> None:
@@ -124,7 +124,7 @@ class AsOf:
     def require_begun(self, manifests: Sequence[Manifest]) -> None:
         """Raises Refused (stage.as_of) if everything staged came later; for a moment that names no table yet."""
         if manifests and not self.cut(manifests):
-            first = min(manifests, key=lambda one: one.begin.position.seq)
+            first = min(manifests, key=lambda manifest: manifest.begin.position.seq)
             begins = str(first.begin.position)
             if self.position is None:
                 begins = f"{from_us(min(one.window_start_us for one in manifests)).isoformat()} (UTC), {begins}"

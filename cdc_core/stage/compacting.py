@@ -96,8 +96,8 @@ def compact(store: ObjectStore, batches: Sequence[Manifest], *, epoch: int, crea
     return Compaction(
         epoch=epoch,
         created_us=created_us,
-        batches=tuple(bare(one) for one in batches),
-        counts=tuple(BatchCounts.of(one) for one in batches),
+        batches=tuple(bare(batch) for batch in batches),
+        counts=tuple(BatchCounts.of(batch) for batch in batches),
         parts=tuple(parts),
         schemas={one.schema.id: one.schema for one in wanted},
     )

@@ -63,7 +63,7 @@ class Compactions:
         found = None if manifest.copied else self.at(manifest.source, place)
         if found is None:
             return None
-        return found.counts[bisect_right(found.batches, place, key=lambda one: one.begin.position.seq) - 1]
+        return found.counts[bisect_right(found.batches, place, key=lambda batch: batch.begin.position.seq) - 1]
 
     def path_of(self, part: Part) -> str:
         """The path of the file that has the rows of a batch's part now."""

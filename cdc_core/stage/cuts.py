@@ -47,8 +47,10 @@ def inherit(store: ObjectStore, target: str, mirror: str, heirs: Mapping[int, in
     """The cuts of a mirror have the heirs of its snapshots from now on. mirror: its name. Raises as `newest_first`."""
     for path, cut in newest_first(store, target):
         tables = tuple(
-            replace(one, snapshot=heirs.get(one.snapshot, one.snapshot)) if one.name == mirror and one.snapshot else one
-            for one in cut.tables
+            replace(table, snapshot=heirs.get(table.snapshot, table.snapshot))
+            if table.name == mirror and table.snapshot
+            else table
+            for table in cut.tables
         )
         if tables != cut.tables:
             store.put(path, replace(cut, tables=tables).to_bytes())

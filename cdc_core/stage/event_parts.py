@@ -49,11 +49,11 @@ _Read = Callable[[], Iterator[pa.Table]]
 @contextmanager
 def parts_of_events(store: ObjectStore, files: TableFiles, rule: TableRule) -> Iterator[Iterator[Iterable[pa.Table]]]:
     """The events of each part. Raises DataAtRisk (stage.damaged), RetryLater (stage.removed)."""
-    rows, size = (sum(getattr(one.part, name) for one in files.parts) for name in ("rows", "size_bytes"))
+    rows, size = (sum(getattr(part.part, name) for part in files.parts) for name in ("rows", "size_bytes"))
     count = min(max(-(-rows // PART_ROWS), -(-size // PART_BYTES)), _MOST_PARTS)
     if count < 2:
         with ThreadPoolExecutor(_READERS, thread_name_prefix="events") as pool:
-            each = pool.map(lambda one: list(one[1]()), _readers(store, files, rule))
+            each = pool.map(lambda reader: list(reader[1]()), _readers(store, files, rule))
             yield iter([chain.from_iterable(each)])
         return
     parts = Parts(count)

@@ -308,9 +308,9 @@ def _name(path: str) -> str:
 
 
 def _sync_all(directories: Iterable[Path]) -> None:
-    for one in directories:
+    for directory in directories:
         with contextlib.suppress(FileNotFoundError):  # a deleter removed it, empty: then nothing of ours is in it
-            _sync(one)
+            _sync(directory)
 
 
 def _sync(path: Path) -> None:

@@ -424,7 +424,7 @@ def sweep(
         made = parse_compacted(info.path)
         if made is not None and made.source == source and made.epoch < compactor_epoch and info.modified <= old:
             candidates.append((info, -1))
-    unfinished = [one for one in store.leftovers() if one.modified <= old]
+    unfinished = [leftover for leftover in store.leftovers() if leftover.modified <= old]
     listed: set[str] = set()
     end = -1
     for manifest in chain(store, source):
@@ -437,8 +437,8 @@ def sweep(
     if not dry_run:
         for part in parts:
             store.delete(part.path)
-        for one in leftovers:
-            store.discard(one)
+        for leftover in leftovers:
+            store.discard(leftover)
     done = "would sweep" if dry_run else "swept"
     log.info("source %s: %s %d orphan parts and %d leftovers", source, done, len(parts), len(leftovers))
     return Swept(parts, leftovers)
@@ -487,7 +487,7 @@ def _refusal(store: ObjectStore, problem: ChainProblem) -> DataAtRisk:
 
 def _require_own(manifest: Manifest) -> None:
     """Raises ValueError for a part that is not this batch's: it would be read, and deleted, by its path."""
-    chunks = {path: one.number for one in manifest.chunks for path in one.paths}
+    chunks = {path: chunk.number for chunk in manifest.chunks for path in chunk.paths}
     for part in manifest.parts:
         if not (_is_copied(manifest, part, chunks) if manifest.copied else _is_logged(manifest, part)):
             raise ValueError(f"the path {part.path!r} is not that of a part of the batch {manifest.batch_id}")

@@ -27,7 +27,7 @@ def needed_parts(
     perhaps later ones."""
     # A copy is staged after the place of its `t`: until then the older rows are all that there is.
     emptied = emptied_before(manifests if as_of is None else as_of.cut(list(manifests)), table, as_of)
-    return [one for one in parts if one.part.max_seq >= emptied.get((one.source, one.schema.name), 0)]
+    return [part for part in parts if part.part.max_seq >= emptied.get((part.source, part.schema.name), 0)]
 
 
 def emptied_before(manifests: Iterable[Manifest], table: str, as_of: AsOf | None = None) -> dict[SourceTable, int]:

@@ -160,7 +160,8 @@ def recorded_manifests(
         pipeline,
         note,
         lambda meta: {
-            name: (meta.positions.checkpoint(name), [one.manifest for one in meta.batches.find(name)]) for name in names
+            name: (meta.positions.checkpoint(name), [batch.manifest for batch in meta.batches.find(name)])
+            for name in names
         },
     )
 
@@ -221,7 +222,7 @@ class Stage:
             raise _empty(self.uri)
         if name in tables:
             return Table(self, name)
-        alike = [one for one in tables if one.rpartition(".")[2] == name]
+        alike = [table for table in tables if table.rpartition(".")[2] == name]
         if len(alike) == 1:
             return Table(self, alike[0])
         if alike:
@@ -231,7 +232,7 @@ class Stage:
                 code="usage.unknown_name",
                 remedy=f"give the whole name, for example {alike[0]!r}",
             )
-        near = difflib.get_close_matches(name, [*tables, *(one.rpartition(".")[2] for one in tables)], n=1)
+        near = difflib.get_close_matches(name, [*tables, *(table.rpartition(".")[2] for table in tables)], n=1)
         raise UsageError(
             f"Nothing is staged for the table {name!r}.",
             where=self.uri,

@@ -135,7 +135,7 @@ def _sql_names(connection: duckdb.DuckDBPyConnection, table: str) -> dict[str, d
 def _names_read(connection: duckdb.DuckDBPyConnection, query: str) -> frozenset[str] | None:
     """The names, in small letters and without their schemas, of what the query reads; None if DuckDB cannot say."""
     try:
-        every = [connection.get_table_names(one.query) for one in duckdb.extract_statements(query)]
+        every = [connection.get_table_names(statement.query) for statement in duckdb.extract_statements(query)]
     except duckdb.Error:  # PIVOT is several statements
         return None
     return frozenset(name.casefold() for names in every for name in names)

@@ -137,12 +137,12 @@ def change_batches(
     before = _paths(manifests, since)
     after_first, after_last = later_places(manifests, since), later_places(manifests, until)
     begins = begins_of(manifests)
-    for one in parts:
-        condition = None if until is None else until.expression_of(end_seq(one, after_last))
-        if since is not None and one.part.path in before:
-            later = ~since.of(one.source).expression_of(end_seq(one, after_first))
+    for part in parts:
+        condition = None if until is None else until.expression_of(end_seq(part, after_last))
+        if since is not None and part.part.path in before:
+            later = ~since.of(part.source).expression_of(end_seq(part, after_first))
             condition = later if condition is None else condition & later
-        for some in aligned_rows(store, begins, one, schema, condition, rows):
+        for some in aligned_rows(store, begins, part, schema, condition, rows):
             yield from some.to_batches()
 
 
@@ -162,7 +162,7 @@ def _between(
     ]
     if since is not None and since.time_us is not None and conflict(definitions_of(parts)):
         later = later_places(manifests, since)
-        parts = [one for one in parts if one.part.path not in before or _goes_on(store, one, since, later)]
+        parts = [part for part in parts if part.part.path not in before or _goes_on(store, part, since, later)]
     try:
         return parts, unified_schema(table, definitions_of(parts) or latest_definitions(every))
     except Refused as error:

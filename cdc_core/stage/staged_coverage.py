@@ -56,9 +56,9 @@ def missing_of(
             for table, feeds in feeding_tables(chain, later).items():
                 if table in found and (source not in by_then or table not in known):
                     found[table] += [
-                        lacks(one, source, None)
-                        for one in sorted(feeds)
-                        if not _was_absent(later.get(one), by_then.get(source, []))
+                        lacks(feed, source, None)
+                        for feed in sorted(feeds)
+                        if not _was_absent(later.get(feed), by_then.get(source, []))
                     ]
     return {table: lines for table, lines in found.items() if lines}
 
@@ -76,12 +76,14 @@ def lacking(
     feeds: the source tables whose rows go to it. covered: their coverage as of the order key where the reading ends.
     """
     found = [
-        lacks(one, source, covered.get(one)) for one in sorted(feeds) if not _whole(covered.get(one), end_seq, as_of)
+        lacks(feed, source, covered.get(feed))
+        for feed in sorted(feeds)
+        if not _whole(covered.get(feed), end_seq, as_of)
     ]
     return found + [
-        f"{one} (source {source}) is routed elsewhere now"
-        for one in sorted(feeds)
-        if (known := covered.get(one)) is not None and table not in (known.feeds or (table,))
+        f"{feed} (source {source}) is routed elsewhere now"
+        for feed in sorted(feeds)
+        if (known := covered.get(feed)) is not None and table not in (known.feeds or (table,))
     ]
 
 
@@ -104,7 +106,7 @@ def purged_of(
         for table in asked:
             feeds = feeding.get(table)
             purged = horizon.tables.get(table)
-            if purged and not (feeds and all(_needs_no_purged(covered.get(one), horizon) for one in feeds)):
+            if purged and not (feeds and all(_needs_no_purged(covered.get(feed), horizon) for feed in feeds)):
                 found.setdefault(
                     table,
                     f"{purged} changes of {table} before {horizon} of source {source} were purged: rows that have not "

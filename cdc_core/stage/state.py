@@ -42,7 +42,7 @@ def state_rule(files: TableFiles, given: Sequence[str] | None = None, *, dropped
             shared=files.shared,
         )
     # Not every image of a row has the values of generated columns; what they are computed from says which row it is.
-    every = [column for one in files.parts for column in one.schema.columns]
+    every = [column for part in files.parts for column in part.schema.columns]
     computed = {column.name.lower() for column in every if column.generated}
     computed -= {column.name.lower() for column in every if not column.generated}
     return TableRule(

@@ -68,12 +68,12 @@ class TableFiles:
     @property
     def shared(self) -> bool:
         """Whether several source tables feed the table, of one or more sources."""
-        return len({(one.source, one.schema.name) for one in self.parts}) > 1
+        return len({(part.source, part.schema.name) for part in self.parts}) > 1
 
     @property
     def absent(self) -> bool:
         """Whether some change lacks values."""
-        return any(one.part.absent_rows for one in self.parts)
+        return any(part.part.absent_rows for part in self.parts)
 
     def columns(self) -> list[pa.Field]:
         """The row columns of all definitions. Raises Refused (stage.schema_conflict)."""
@@ -86,7 +86,9 @@ class TableFiles:
         Raises Refused (stage.schema_conflict).
         """
         every, latest = self.definitions, latest_definitions(self.described)
-        unknown = {one.name.lower() for schema in every for one in schema.columns if self.absent and not one.logged}
+        unknown = {
+            column.name.lower() for schema in every for column in schema.columns if self.absent and not column.logged
+        }
         columns = unified_columns(self.table, every, None if dropped else latest)
         return [field for field in columns if field.name.lower() not in unknown]
 
@@ -109,9 +111,9 @@ class TableFiles:
         now: dict[str, set[frozenset[str]]] = {}
         for schema in latest_definitions(self.described):
             now.setdefault(schema.name, set()).add(_key_columns(schema))
-        for one in self.parts:
-            if _key_columns(one.schema) not in now.get(one.schema.name, {_key_columns(one.schema)}):
-                return f"the key of {one.schema.name} has changed, which was ({', '.join(one.schema.key) or 'none'})"
+        for part in self.parts:
+            if _key_columns(part.schema) not in now.get(part.schema.name, {_key_columns(part.schema)}):
+                return f"the key of {part.schema.name} has changed, which was ({', '.join(part.schema.key) or 'none'})"
         return ""
 
     def keys_differ(self) -> str:
@@ -188,9 +190,9 @@ def definitions_of(parts: Sequence[StagedPart]) -> list[TableSchema]:
 def begins_of(manifests: Sequence[Manifest]) -> dict[str, Position]:
     """Where the first batch of each source begins."""
     begins: dict[str, Position] = {}
-    for one in manifests:
-        place = one.begin.position
-        begins[one.source] = min(place, begins.get(one.source, place))
+    for manifest in manifests:
+        place = manifest.begin.position
+        begins[manifest.source] = min(place, begins.get(manifest.source, place))
     return begins
 
 

@@ -82,10 +82,14 @@ def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[t
     for manifest in batches:
         end[manifest.source] = max(manifest.end.position.seq, end.get(manifest.source, 0))
     for manifest in batches:
-        for one in manifest.definitions:
-            if one.seq < end[manifest.source] and (as_of is None or as_of.includes(one.seq, one.ts_us)):
-                columns = found.setdefault((manifest.source, one.schema.name), {})
-                columns.update({name.lower(): max(one.seq, columns.get(name.lower(), 0)) for name in one.emptied})
+        for definition in manifest.definitions:
+            if definition.seq < end[manifest.source] and (
+                as_of is None or as_of.includes(definition.seq, definition.ts_us)
+            ):
+                columns = found.setdefault((manifest.source, definition.schema.name), {})
+                columns.update(
+                    {name.lower(): max(definition.seq, columns.get(name.lower(), 0)) for name in definition.emptied}
+                )
     return found
 
 
@@ -113,7 +117,7 @@ def by_age(parts: Sequence[StagedPart]) -> list[StagedPart]:
     """Source by source in the order of the log, to which copied rows belong by when they were read, and not by where
     they are in the chain: their table may have been redefined before they were staged."""
     sources = list(dict.fromkeys(part.source for part in parts))
-    return sorted(parts, key=lambda one: (sources.index(one.source), one.part.max_seq))
+    return sorted(parts, key=lambda part: (sources.index(part.source), part.part.max_seq))
 
 
 def unified_columns(
@@ -142,7 +146,9 @@ def unified_columns(
 
 def merged_row(table: str, schemas: Sequence[TableSchema], current: Sequence[TableSchema] | None) -> pa.Schema:
     """The row columns of merged rows: as unified_columns, with the types that merged rows have."""
-    return pa.schema([pa.field(one.name, merged_type(one.type)) for one in unified_columns(table, schemas, current)])
+    return pa.schema(
+        [pa.field(column.name, merged_type(column.type)) for column in unified_columns(table, schemas, current)]
+    )
 
 
 def conflict(schemas: Sequence[TableSchema], current: Sequence[TableSchema] | None = None) -> bool:
@@ -160,7 +166,7 @@ def sides(manifests: Iterable[Manifest], parts: Sequence[StagedPart]) -> list[st
     """Where the changes of a source table lose a common schema: moments at which readers may end and begin. manifests:
     those of the parts."""
     batches = {part.path: batch for batch in manifests for part in batch.parts}
-    alone = len({one.source for one in parts}) == 1
+    alone = len({part.source for part in parts}) == 1
     known: dict[tuple[str, str], list[StagedPart]] = {}
     found: dict[str, None] = {}
     for one in by_age(parts):

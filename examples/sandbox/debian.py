@@ -103,7 +103,7 @@ def loader(root: Path, *libraries: str) -> tuple[str, ...]:
     found = next(chain(root.glob("usr/lib/*/ld-linux-*.so.*"), root.glob("usr/lib*/ld-linux-*.so.*")), None)
     if found is None:
         raise SandboxError(f"{root} has no dynamic loader. Remove the folder and set it up again.")
-    folders = [path.parent for path in root.glob("usr/lib/*/libc.so.6")] + [root / one for one in libraries]
+    folders = [path.parent for path in root.glob("usr/lib/*/libc.so.6")] + [root / library for library in libraries]
     return (str(found), "--library-path", ":".join(map(str, folders)))
 
 

@@ -71,11 +71,13 @@ def show(
 def _copied(source: SourceStatus) -> bool:
     """Every table that had rows is copied as a whole."""
     tables = sum(len(source_tables(logical)) for logical in LOGICAL)
-    return not source.partial and [one.state for one in source.copies] == [CopyState.COPIED] * tables
+    return not source.partial and [copy.state for copy in source.copies] == [CopyState.COPIED] * tables
 
 
 def _equal(comparisons: list[TableComparison]) -> bool:
-    return all(one.differing == 0 and one.source_rows == one.target_rows > 0 for one in comparisons)
+    return all(
+        comparison.differing == 0 and comparison.source_rows == comparison.target_rows > 0 for comparison in comparisons
+    )
 
 
 def show_next(console: Console, place: Place) -> None:
@@ -104,11 +106,12 @@ def _lake_at_a_cut(place: Place) -> Table:
     cut = cuts.newest(open_store(place.stage_uri), LAKE)
     assert cut is not None  # the run to the lake has made one
     tables = {
-        one.logical: catalog.load_table(one.name).scan(snapshot_id=one.snapshot).to_polars() for one in cut.tables
+        table.logical: catalog.load_table(table.name).scan(snapshot_id=table.snapshot).to_polars()
+        for table in cut.tables
     }
     found = tables["orders"].join(tables["customers"], left_on="customer_id", right_on="id", how="left")
     rows = found.group_by("status").agg(orders=polars.len(), customers=polars.col("customer_id").n_unique())
-    (position,) = (str(one.position) for one in cut.sources.values())
+    (position,) = (str(source.position) for source in cut.sources.values())
     shown = Table(title=f"Orders at {position}, by `lockstep lake at`", title_justify="left")
     for name in rows.columns:
         shown.add_column(name, justify="left" if name == "status" else "right")
@@ -176,12 +179,12 @@ def _comparison_table(comparisons: list[TableComparison]) -> Table:
     shards = [f"shop_{database}.*_{number}" for database in range(SHARD_DATABASES) for number in range(SHARD_TABLES)]
     for shard in shards:
         table.add_column(shard, justify="right")
-    for one in comparisons:
+    for comparison in comparisons:
         table.add_row(
-            one.table,
-            f"{one.source_rows:,}",
-            f"{one.target_rows:,}",
-            f"[green]{one.differing}[/]" if one.differing == 0 else f"[red]{one.differing:,}[/]",
-            *(f"{rows:,}" for rows in one.shards.values()),
+            comparison.table,
+            f"{comparison.source_rows:,}",
+            f"{comparison.target_rows:,}",
+            f"[green]{comparison.differing}[/]" if comparison.differing == 0 else f"[red]{comparison.differing:,}[/]",
+            *(f"{rows:,}" for rows in comparison.shards.values()),
         )
     return table

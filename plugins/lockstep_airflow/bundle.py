@@ -64,9 +64,9 @@ class PipelinesBundle(BaseDagBundle):
 
 def configured_pipelines(bundles: Any) -> str | None:
     """The folder of the first bundle of this kind in `dag_bundle_config_list`; None without one."""
-    for one in bundles or ():
-        if isinstance(one, dict) and one.get("classpath") == CLASSPATH:
-            return str(one.get("kwargs", {}).get("pipelines") or "") or None
+    for bundle in bundles or ():
+        if isinstance(bundle, dict) and bundle.get("classpath") == CLASSPATH:
+            return str(bundle.get("kwargs", {}).get("pipelines") or "") or None
     return None
 
 

@@ -100,15 +100,15 @@ class CopyPlanOperator(Leaving, BaseOperator):
                     )
             found = {source: _wanted(context, ready, source) for source in sources}
         for source, tables in found.items():
-            for one in tables:
-                count = "rows not counted" if one.rows is None else f"~{counted(one.rows, 'row')}"
-                log.info("%s: %s %s, %s: %s", source, "would copy" if dry else "to copy", one.name, count, one.why)
+            for table in tables:
+                count = "rows not counted" if table.rows is None else f"~{counted(table.rows, 'row')}"
+                log.info("%s: %s %s, %s: %s", source, "would copy" if dry else "to copy", table.name, count, table.why)
             if not tables:
                 log.info("%s: nothing to copy", source)
         return {
             "sources": {source: len(tables) for source, tables in found.items()},
             "tables": sum(len(tables) for tables in found.values()),
-            "rows": sum(one.rows or 0 for tables in found.values() for one in tables),
+            "rows": sum(table.rows or 0 for tables in found.values() for table in tables),
             **({"dry_run": True} if dry else {}),
         }
 
@@ -165,7 +165,7 @@ class CopySensor(PipelineSensor):
         with copier_lease(ready, self.subject) as lease:
             tables = self._tables(context, ready)  # the last holder may have copied some
             try:
-                with ready.progress.copying({one.name: one.rows for one in tables}) as report:
+                with ready.progress.copying({table.name: table.rows for table in tables}) as report:
                     refused = read_tables(ready, self.subject, tables, lease, report)
             except OtherServer as error:
                 log.info("%s: extracting first: %s", self.subject, error)

@@ -131,7 +131,7 @@ def _opened(file: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
 def _staged(pipeline: Pipeline, source: str, meta: Meta, batches: Sequence[BatchRow]) -> Lineage:
     # Whether the source compares names in lower case is not asked for here: rather a column too many counts as masked.
     capture = Capture(pipeline.tables, pipeline.routes, lower_case=True)
-    files = meta.batches.files([one.batch_id for one in batches])
+    files = meta.batches.files([batch.batch_id for batch in batches])
     schemas = meta.schemas.find(sorted({one.schema_id for of_batch in files.values() for one in of_batch}))
     written: dict[str, _Written] = {}
     for of_batch in files.values():
@@ -172,7 +172,7 @@ def _staged(pipeline: Pipeline, source: str, meta: Meta, batches: Sequence[Batch
 
 def _committed(pipeline: Pipeline, plan: RunPlan, target: str, ledger: Iterable[LedgerEntry]) -> Lineage:
     inputs, outputs, ledger = [], [], list(ledger)
-    by_name = {one.table: one for one in plan.merge_set(plan.target(target).merge_set).tables}
+    by_name = {table.table: table for table in plan.merge_set(plan.target(target).merge_set).tables}
     there = target_names(pipeline, pipeline.target(target), [one.table for one in ledger], run_id=plan.run_id)
     for entry in sorted(ledger, key=lambda one: one.table):
         schemas = plan.current_schemas(by_name[entry.table])
@@ -197,7 +197,7 @@ def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore)
         else:
             found[path.rpartition("/")[2].removesuffix(".json")].append(verdict)
     inputs = []
-    tables = sorted(one.table for one in plan.merge_set(plan.target(target).merge_set).tables)
+    tables = sorted(table.table for table in plan.merge_set(plan.target(target).merge_set).tables)
     names = target_names(pipeline, pipeline.target(target), tables, run_id=plan.run_id)
     for table in tables:
         before = [*found["staged"], *found["merged"], *(one for one in own if one["table"] == table)]
@@ -223,7 +223,7 @@ def target_names(pipeline: Pipeline, target: Target, tables: Iterable[str], *, r
     UsageError (config.unset, config.invalid), and what a catalog raises."""
     if isinstance(target, IcebergTarget):
         return _lake_names(pipeline, target, tables, run_id)
-    return {one: _database_name(pipeline, target, one) for one in tables}
+    return {table: _database_name(pipeline, target, table) for table in tables}
 
 
 def _lake_names(pipeline: Pipeline, target: IcebergTarget, tables: Iterable[str], run_id: str) -> dict[str, Name]:
@@ -231,7 +231,7 @@ def _lake_names(pipeline: Pipeline, target: IcebergTarget, tables: Iterable[str]
     from cdc_core.stage.cuts import newest_first
 
     cuts = (cut for _, cut in newest_first(open_stage(pipeline.stage), target.name) if cut.run_id == run_id)
-    snapshots = {one.logical: one.snapshot for cut in islice(cuts, 1) for one in cut.tables}
+    snapshots = {table.logical: table.snapshot for cut in islice(cuts, 1) for table in cut.tables}
     found, kind = {}, target.catalog.get("type", "rest")
     with open_catalog(target) as catalog, catalog_answers(target):
         for logical in tables:
@@ -247,7 +247,9 @@ def _lake_names(pipeline: Pipeline, target: IcebergTarget, tables: Iterable[str]
 
 
 def _database_name(pipeline: Pipeline, target: MysqlTarget, logical: str) -> Name:
-    places = [Name(_server(target.connections[one.connection]), one.name) for one in shard_tables(target, logical)]
+    places = [
+        Name(_server(target.connections[table.connection]), table.name) for table in shard_tables(target, logical)
+    ]
     if len(places) == 1:
         return places[0]
     return Name(f"lockstep://{pipeline.pipeline}", f"{target.name}.{logical}", tuple(places))
@@ -290,13 +292,13 @@ def _assertions(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, InputDataset
     """Columns are named only of suites of the pipeline's own: Lockstep's own judge a frame about the rows."""
     assertions = [
         data_quality_assertions_dataset.Assertion(
-            one["expectation"],
-            one["success"],
-            column=one["arguments"].get("column") if "table" in verdict else None,
-            severity="error" if one["severity"] == "critical" else "warn",
+            expectation["expectation"],
+            expectation["success"],
+            column=expectation["arguments"].get("column") if "table" in verdict else None,
+            severity="error" if expectation["severity"] == "critical" else "warn",
             name=verdict["suite"],
         )
         for verdict in verdicts
-        for one in verdict["expectations"]
+        for expectation in verdict["expectations"]
     ]
     return {"dataQualityAssertions": data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)}

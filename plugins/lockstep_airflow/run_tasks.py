@@ -240,9 +240,9 @@ def _planned(ready: OpenPipeline, made: RunPlan, window: str) -> dict[str, Any]:
     return {
         "run_id": made.run_id,
         "window": window,
-        "batches": len({batch for one in made.targets for batch in one.batches}),
+        "batches": len({batch for target in made.targets for batch in target.batches}),
         "rows": sum(table.rows for one in made.merge_sets for table in one.tables),
-        "targets": {one.target: len(one.batches) for one in made.targets},
+        "targets": {target.target: len(target.batches) for target in made.targets},
     }
 
 
@@ -262,9 +262,9 @@ class PurgeOperator(_PipelineOperator):
                 forget_us=ready.pipeline.retention.forget_us(now_us),
                 dry_run=is_dry_run(context),
             )
-        for one in found.sources:
-            held = f"; the next one stays: {one.held_by}" if one.held_by else ""
-            log.info("%s: %d batches with %d rows purged%s", one.source, one.batches, one.rows, held)
+        for source in found.sources:
+            held = f"; the next one stays: {source.held_by}" if source.held_by else ""
+            log.info("%s: %d batches with %d rows purged%s", source.source, source.batches, source.rows, held)
         return found.to_json() | {"runs": len(found.runs)}
 
 
@@ -338,7 +338,7 @@ class _RunOperator(_PipelineOperator):
             run_id = run_name(context, ready.pipeline)
             try:
                 plan = load(ready.meta, ready.store, run_id)
-                if not any(one.batches for one in plan.targets if self.target in ("", one.target)):
+                if not any(target.batches for target in plan.targets if self.target in ("", target.target)):
                     raise AirflowSkipException(self._nothing)
                 require_layouts(ready.pipeline, plan)
                 reason = taken_over(ready.meta, plan, self.target)
@@ -428,16 +428,16 @@ class CommitOperator(_RunOperator):
             summary = commit(ready, plan, self.target)
             metrics.committed(ready.name, summary)
             positions = _positions(ready.meta, plan, self.target)
-        for one in summary.tables:
+        for table in summary.tables:
             log.info(
                 "%s: %d changes staged: %d written, %d stale, %d absent already, %d superseded, %d quarantined",
-                one.table,
-                one.staged_rows + one.key_changes,
-                one.written,
-                one.stale,
-                one.absent,
-                one.superseded,
-                one.quarantined,
+                table.table,
+                table.staged_rows + table.key_changes,
+                table.written,
+                table.stale,
+                table.absent,
+                table.superseded,
+                table.quarantined,
             )
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
         self._publish(context, summary, positions)
@@ -457,7 +457,7 @@ class CommitOperator(_RunOperator):
         window = {"window_start_us": summary.window_start_us, "window_end_us": summary.window_end_us}
         common: dict[str, Any] = {"run_id": summary.run_id, **window, "positions": dict(positions)}
         tables = summary.to_json()["tables"]
-        extras = {target_uri(pipeline, target, one["table"]): {**common, **one} for one in tables}
+        extras = {target_uri(pipeline, target, table["table"]): {**common, **table} for table in tables}
         publish(context, self.outlets, extras)
 
 

@@ -68,7 +68,7 @@ def publish_staged(
     context: Context, outlets: Sequence[AssetAlias], pipeline: Pipeline, meta: Meta, batches: Sequence[BatchRow]
 ) -> None:
     """An event for each table that has rows in batches of one source."""
-    files = meta.batches.files([one.batch_id for one in batches])
+    files = meta.batches.files([batch.batch_id for batch in batches])
     with_rows: dict[str, list[BatchRow]] = {}
     rows: dict[str, int] = {}
     for batch in batches:

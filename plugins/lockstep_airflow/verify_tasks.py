@@ -58,14 +58,14 @@ class VerifySensor(PipelineSensor):
         # What this run itself has begun, it continues.
         begun_after_us = to_us(asked_at(context)) if asked.restart else None
         report = verify_target(ready, self.subject, asked.tables, mode=Mode(asked.mode), begun_after_us=begun_after_us)
-        for one in report.results:
+        for result in report.results:
             log.info(
                 "%s: %s of the source, %s of the target, %s, %s",
-                one.table,
-                counted(one.source_rows, "row"),
-                counted(one.target_rows, "row"),
-                counted(one.differences, "difference"),
-                one.error or ("equal" if one.equal else "not proven equal"),
+                result.table,
+                counted(result.source_rows, "row"),
+                counted(result.target_rows, "row"),
+                counted(result.differences, "difference"),
+                result.error or ("equal" if result.equal else "not proven equal"),
             )
         location = ready.store.location(report.path)
         log.info("evidence: %s", location)
@@ -76,7 +76,7 @@ class VerifySensor(PipelineSensor):
         elif error is not None:
             error.remedy = f"{error.remedy}; evidence: {location}"
             raise error
-        rows = sum(one.source_rows for one in report.results)
+        rows = sum(result.source_rows for result in report.results)
         answer: dict[str, Any] = {"target": self.subject, "mode": asked.mode, "equal": proven(report.results)}
         answer |= {"tables": len(report.results), "rows": rows, "evidence": location, "path": report.path}
         return PokeReturnValue(True, {**answer, "differences": differences if repairs else 0})
@@ -108,7 +108,7 @@ class RepairSensor(PipelineSensor):
         if error is not None:
             raise error
         counts = {"rows": done.rows, "deletes": done.deletes, "removed": done.removed, "batches": len(done.batches)}
-        runs = [one.run_id for one in report.runs]
+        runs = [run.run_id for run in report.runs]
         return PokeReturnValue(True, {"target": self.subject, **counts, "runs": runs, "equal": done.settled})
 
     def _evidence(self, context: Context, pipeline: Pipeline) -> str:

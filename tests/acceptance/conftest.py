@@ -83,7 +83,7 @@ class CommandLine:
 
     @staticmethod
     def command(*arguments: object) -> list[str]:
-        return [sys.executable, "-m", "cdc_core.cli", *(str(one) for one in arguments)]
+        return [sys.executable, "-m", "cdc_core.cli", *(str(argument) for argument in arguments)]
 
 
 @pytest.fixture

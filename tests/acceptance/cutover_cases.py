@@ -116,9 +116,9 @@ CASES = tuple(
 def table(direction: str, outcomes: Mapping[str, str] | None = None) -> list[str]:
     """The cases of a direction as lines of Markdown, one for each moment; outcomes: by id."""
     cells = {
-        (one.step, one.moment, one.killed): one.ends if outcomes is None else outcomes.get(one.id, "not run")
-        for one in CASES
-        if one.direction == direction
+        (case.step, case.moment, case.killed): case.ends if outcomes is None else outcomes.get(case.id, "not run")
+        for case in CASES
+        if case.direction == direction
     }
     heads = ["step", "when", *VICTIMS]
     rows = [

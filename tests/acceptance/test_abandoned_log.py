@@ -45,7 +45,7 @@ def test_what_a_log_has_lost_is_given_up_and_every_table_is_copied_again(
             lockstep("extract", "shop.yaml", "--abandon", place)
             assert source_of(made)["position"]["timeline"] == 1
         assert failure(lockstep("extract", "shop.yaml", "--abandon", "binlog.000001:4", code=2))
-        waiting = {one["table"] for one in source_of(made)["copies"] if one["state"] == "pending"}
+        waiting = {copy["table"] for copy in source_of(made)["copies"] if copy["state"] == "pending"}
         assert waiting == {items, orders, "bare.bare"}
         error = failure(lockstep("stage", "export", "shop.yaml", "items", "-o", made.folder / "items.parquet", code=3))
         assert (error["code"], "were given up" in error["what"]) == ("stage.partial", True)

@@ -143,7 +143,7 @@ def test_tables_that_are_altered_are_followed_by_their_targets_or_the_remedies_o
         while lockstep("run", "shop.yaml").document["batches"]:
             pass
     for table in tables:
-        names = [one for one in columns(source, table) if one in columns(target, table)]
+        names = [column for column in columns(source, table) if column in columns(target, table)]
         assert names == columns(source, table) or table in ("stored", "computed")
         chosen = f"SELECT {', '.join(names)} FROM altered.{table} ORDER BY id"
         assert target.run(chosen) == source.run(chosen), table

@@ -70,4 +70,8 @@ def warned(lockstep: Any, start: str) -> list[str]:
     file = lockstep.directory / "shop.yaml"
     file.write_text(re.sub("    start: .*", f"    start: {start}", file.read_text()))
     findings = lockstep("check", "shop.yaml").document["findings"]
-    return [one["what"] for one in findings if (one["subject"], one["status"]) == ("source shop: start", "warn")]
+    return [
+        finding["what"]
+        for finding in findings
+        if (finding["subject"], finding["status"]) == ("source shop: start", "warn")
+    ]

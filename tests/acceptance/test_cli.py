@@ -55,7 +55,11 @@ def exported_rows(shop: Any, lockstep: Any) -> list[tuple[Any, ...]]:
 
 def failed(done: Any) -> dict[str, str]:
     """Code of each failed finding of a check -> the remedy that came first."""
-    return {one["code"]: one["remedy"] for one in reversed(done.document["findings"]) if one["status"] == "fail"}
+    return {
+        finding["code"]: finding["remedy"]
+        for finding in reversed(done.document["findings"])
+        if finding["status"] == "fail"
+    }
 
 
 def test_init_check_extract_and_export_give_the_table_of_the_source(shop: Any, lockstep: Any) -> None:
@@ -114,7 +118,7 @@ def test_init_explains_every_table_that_it_leaves_out_and_keeps_the_password_out
     checked = lockstep("check", "shop.yaml").document
     assert checked["ok"] is True
     # It knows the sequence that `init` has excluded by its name, and the view that the user has.
-    assert [one["what"] for one in checked["findings"] if one["subject"] == "tables.exclude"] == []
+    assert [finding["what"] for finding in checked["findings"] if finding["subject"] == "tables.exclude"] == []
 
 
 def test_init_gives_a_target_the_rows_of_a_table_without_a_key(shop: Any, target_database: Any, lockstep: Any) -> None:
@@ -126,7 +130,7 @@ def test_init_gives_a_target_the_rows_of_a_table_without_a_key(shop: Any, target
     lockstep("init", "shop", "--source", "env:SHOP", "--include", include, "--target", "env:COPY", "--force")
     checked = lockstep("check", "shop.yaml").document
     assert checked["ok"] is True
-    assert not [one for one in checked["findings"] if "no key" in one["what"]]
+    assert not [finding for finding in checked["findings"] if "no key" in finding["what"]]
     assert f"'{shop.name}.log': {{no_key: rows, on_new_column: add}}" in (lockstep.directory / "shop.yaml").read_text()
 
 
@@ -146,12 +150,12 @@ def test_an_include_that_matches_nothing_is_told_what_it_may_have_meant(shop: An
     (lockstep.directory / "both.yaml").write_text(both)
     found = lockstep("check", "both.yaml").document
     assert found["ok"] is True
-    assert [one["status"] for one in found["findings"] if "'orders'" in one["what"]] == ["warn"]
+    assert [finding["status"] for finding in found["findings"] if "'orders'" in finding["what"]] == ["warn"]
 
 
 def failed_what(done: Any) -> dict[str, str]:
     """Code of each failed finding of a check -> what it says."""
-    return {one["code"]: one["what"] for one in done.document["findings"] if one["status"] == "fail"}
+    return {finding["code"]: finding["what"] for finding in done.document["findings"] if finding["status"] == "fail"}
 
 
 def test_init_does_not_overwrite_a_file_unless_told(shop: Any, lockstep: Any) -> None:
@@ -326,7 +330,9 @@ def test_a_copied_pipeline_file_cannot_end_the_stream_of_the_pipeline_that_runs(
         assert "source.server_id_taken" in failed(lockstep("check", "copy.yaml", code=3))
         assert lockstep("extract", "copy.yaml", code=3).error["code"] == "source.server_id_taken"
         own = lockstep("check", "shop.yaml").document
-        assert "own extractor" in next(one["what"] for one in own["findings"] if "server_id" in one["subject"])
+        assert "own extractor" in next(
+            finding["what"] for finding in own["findings"] if "server_id" in finding["subject"]
+        )
         shop.execute("INSERT INTO orders VALUES (4,'late',NULL,NULL)")
         follower.until(lambda: _staged_rows(lockstep) == 7)
 
@@ -512,8 +518,8 @@ def test_a_purge_keeps_the_newest_batch_and_readers_of_the_state_name_the_horizo
         shop.execute(f"INSERT INTO orders VALUES ({number},'old',1,NULL)")
         lockstep("extract", "shop.yaml")
     batches = lockstep("stage", "ls", "shop.yaml").document["batches"]
-    assert [one["rows"] for one in batches][:4] == [1, 1, 1, 1]
-    make_older(lockstep, [one["batch"] for one in batches[:3]])
+    assert [batch["rows"] for batch in batches][:4] == [1, 1, 1, 1]
+    make_older(lockstep, [batch["batch"] for batch in batches[:3]])
     assert lockstep("stage", "purge", "shop.yaml", code=2).error["code"] == "usage.argument"
     assert lockstep("stage", "purge", "shop.yaml", "--older-than", "soon", code=2).error["code"] == "usage.argument"
     assert lockstep("stage", "purge", "shop.yaml", "--older-than", "4w").document["sources"][0]["batches"] == 0

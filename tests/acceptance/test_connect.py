@@ -73,7 +73,9 @@ def test_a_run_at_a_connect_endpoint_ends_with_the_target_equal_and_its_logins_u
     assert "spark.endpoint" in problems(lockstep)
     file.write_text(file.read_text().replace(endpoint.url, "sc://localhost:1"))
     findings = lockstep("check", "shop.yaml", code=None).document["findings"]
-    assert ["failed to connect" in one["what"] for one in findings if one.get("code") == "spark.endpoint"] == [True]
+    assert [
+        "failed to connect" in finding["what"] for finding in findings if finding.get("code") == "spark.endpoint"
+    ] == [True]
 
 
 def test_the_plan_of_an_execution_that_a_session_leaves_behind_shows_no_login(endpoint: ConnectServer) -> None:

@@ -53,7 +53,7 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
             made.until(lambda: len(application.written["orders"]) > 20)
             tried = made.cutover("rehearse", "shop.yaml")
             assert (tried["state"], made.called()) == ("ROLLED_BACK", [])
-            assert [one["state"] for one in tried["steps"]][-3:] == ["PROVED", "CHASE", "ROLLED_BACK"]
+            assert [step["state"] for step in tried["steps"]][-3:] == ["PROVED", "CHASE", "ROLLED_BACK"]
             assert 0 < tried["stopped_s"] < 20
             steps = list(tried["stop_steps_s"])
             assert (steps[:3], steps[-2:]) == (["lock", "extract", "plan"], ["proof", "ids"])
@@ -62,9 +62,9 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
             planned = made.cutover("plan", "shop.yaml")
             assert planned["expected_stop_s"] == tried["stopped_s"]
             # Nor of Lockstep's own sessions.
-            assert not [one for one in planned["findings"] if "transaction" in one["what"]]
+            assert not [finding for finding in planned["findings"] if "transaction" in finding["what"]]
             there = made.cutover("run", "shop.yaml")
-            assert not [one for one in there["findings"] if "transaction" in one["what"]]
+            assert not [finding for finding in there["findings"] if "transaction" in finding["what"]]
             assert (there["state"], there["way_back"]["ready"]) == ("WATCH", False)
             assert 0 < there["stopped_s"] < 20
             assert list(there["stop_steps_s"])[-5:] == ["fences", "way back", "gates", "last look", "note"]
@@ -273,10 +273,12 @@ def test_indexes_that_are_due_are_told_and_built_before_a_cutover(
             """'[{"name": "by_n", "parts": [["n", null, false]], "sql": "KEY `by_n` (`n`)", "alone": true}]' """
             "WHERE table_name = 'orders_0'",
         )
-        told = [one["subject"] for one in made.cutover("plan", "shop.yaml")["findings"] if "due" in one["what"]]
+        told = [
+            finding["subject"] for finding in made.cutover("plan", "shop.yaml")["findings"] if "due" in finding["what"]
+        ]
         assert told == [f"table {at}.orders_0"]
-        warned = [one for one in json.loads(lockstep("check", "shop.yaml", "--json").out)["findings"]
-                  if f"{at}.orders_0" in one["what"]]  # fmt: skip
+        warned = [finding for finding in json.loads(lockstep("check", "shop.yaml", "--json").out)["findings"]
+                  if f"{at}.orders_0" in finding["what"]]  # fmt: skip
         assert [one["status"] for one in warned] == ["warn"]
         with made.application() as application:
             goes_on(made, application)
@@ -299,7 +301,7 @@ def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
         mariadb_target.run(f"UPDATE {made.name}_0.orders_0 SET n = 6 WHERE id = 1000")
         changed = made.cutover("run", "shop.yaml", code=4)["error"]
         assert (changed["code"], "1 rows of orders differ" in changed["what"]) == ("verify.differs", True)
-        assert [one["state"] for one in made.cutover("status", "shop.yaml")["steps"]] == ["PREPARED", "CHASE"]
+        assert [step["state"] for step in made.cutover("status", "shop.yaml")["steps"]] == ["PREPARED", "CHASE"]
 
         mariadb_target.run(f"UPDATE {made.name}_0.orders_0 SET n = 5 WHERE id = 1000",
                            f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")  # fmt: skip
@@ -421,7 +423,9 @@ def test_triggers_that_leave_lockstep_out_are_on_both_sides_and_do_their_work_on
         made.source.run(f"CREATE TRIGGER {name}.twice AFTER INSERT ON {name}.orders FOR EACH ROW SET @n = 1")
         lockstep("run", "shop.yaml")
         assert [
-            one["what"] for one in made.cutover("plan", "shop.yaml")["findings"] if "Lockstep writes" in one["what"]
+            finding["what"]
+            for finding in made.cutover("plan", "shop.yaml")["findings"]
+            if "Lockstep writes" in finding["what"]
         ] == [f"triggers of the old tables fire for what Lockstep writes there, too: {name}.twice"]
         made.source.run(f"DROP TRIGGER {name}.twice", triggers(name, ""))
         made.target.run(triggers(f"{name}_0", "_0"))
@@ -429,7 +433,10 @@ def test_triggers_that_leave_lockstep_out_are_on_both_sides_and_do_their_work_on
         lockstep("run", "shop.yaml")
         assert made.new("items")[1000] == made.old("items")[1000] == 3
         there = made.cutover("run", "shop.yaml")
-        assert (there["state"], [one for one in there["findings"] if "Lockstep writes" in one["what"]]) == ("WATCH", [])
+        assert (there["state"], [finding for finding in there["findings"] if "Lockstep writes" in finding["what"]]) == (
+            "WATCH",
+            [],
+        )
         made.target.run(f"INSERT INTO {name}_0.orders_0 VALUES (12, 1), (16, 1), (20, 1)")
         lockstep("run", "shop_back.yaml")
         assert made.old("items")[1000] == made.new("items")[1000] == 6

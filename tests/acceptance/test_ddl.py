@@ -52,7 +52,7 @@ def _killed_until_done(at: Any, name: str, lockstep: CommandLine, commands: Fork
     (folder / "add.sql").write_text(_FILE)
     lockstep.environ["SERVER"] = at.url
     planned = lockstep("ddl", "plan", "shop.yaml", "add.sql").document
-    assert [one["behind"] for one in planned["tables"][0]["shards"]] == [0] * 64
+    assert [shard["behind"] for shard in planned["tables"][0]["shards"]] == [0] * 64
     chance, direction = random.Random(name), ("run", "shop.yaml", "add.sql")
     for number, reached in enumerate(sorted(chance.sample(range(1, 48), 4))):
         arguments = ("ddl", *direction) if number == 0 else ("ddl", "resume", "shop.yaml")
@@ -69,7 +69,9 @@ def _killed_until_done(at: Any, name: str, lockstep: CommandLine, commands: Fork
     assert lockstep("ddl", "resume", "shop.yaml", code=2).error["code"] == "usage.nothing_open"
     done = lockstep("ddl", "run", "shop.yaml", "add.sql").document
     assert done["done"]
-    assert {one["definition"] for one in done["tables"][0]["shards"]} == {done["tables"][0]["shards"][0]["definition"]}
+    assert {shard["definition"] for shard in done["tables"][0]["shards"]} == {
+        done["tables"][0]["shards"][0]["definition"]
+    }
     rows = at.run(
         "SELECT COUNT(DISTINCT TABLE_SCHEMA, TABLE_NAME) FROM information_schema.STATISTICS WHERE "
         f"TABLE_SCHEMA LIKE '{name}\\_%' AND INDEX_NAME = 'by_note'",

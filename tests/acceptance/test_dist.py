@@ -44,7 +44,7 @@ def test_a_release_has_all_files_its_version_and_what_it_was_tested_with(tmp_pat
     assert {"lockstep/py.typed", "cdc_core/py.typed"} <= held
 
     with tarfile.open(tmp_path / f"{name}.tar.gz") as archive:
-        sources = {one.removeprefix(f"{name}/") for one in archive.getnames()}
+        sources = {getname.removeprefix(f"{name}/") for getname in archive.getnames()}
     assert tracked(ROOT) - sources <= {".dockerignore"}
 
     listed = json.loads((tmp_path / f"{name}.cdx.json").read_text())
@@ -52,7 +52,7 @@ def test_a_release_has_all_files_its_version_and_what_it_was_tested_with(tmp_pat
         project["name"],
         project["version"],
     )
-    parts = {(one["name"].lower(), one["version"]) for one in listed["components"]}
+    parts = {(component["name"].lower(), component["version"]) for component in listed["components"]}
     locked = {
         tuple(line.split()[0].split("=="))
         for line in (ROOT / "requirements.lock").read_text().splitlines()
@@ -69,4 +69,4 @@ def test_the_site_has_every_document_and_no_link_that_leads_nowhere(tmp_path: Pa
     documents = {path.stem for path in (ROOT / "docs").glob("*.md")}
     assert documents <= {path.stem for path in (tmp_path / "site").glob("*.html")}
     landing = (tmp_path / "site" / "index.html").read_text()
-    assert {one for one in documents - {"index"} if f'href="{one}.html"' not in landing} == set()
+    assert {document for document in documents - {"index"} if f'href="{document}.html"' not in landing} == set()

@@ -104,7 +104,7 @@ def test_existing_rows_are_said_to_be_missing_and_reach_a_target_by_the_tutorial
     file.write_text(file.read_text().replace("# existing: replace", "existing: keep"))
 
     checked = lockstep("check", "shop.yaml").document
-    (found,) = [one for one in checked["findings"] if "existing rows" in one["subject"]]
+    (found,) = [finding for finding in checked["findings"] if "existing rows" in finding["subject"]]
     assert (found["status"], "tutorial.md" in found["remedy"]) == ("warn", True)
     done = lockstep("run", "shop.yaml")
     assert "partial" in done.err
@@ -119,7 +119,7 @@ def test_existing_rows_are_said_to_be_missing_and_reach_a_target_by_the_tutorial
     assert (error["code"], "`lockstep snapshot" in error["remedy"]) == ("stage.partial", True)
     assert lockstep("stage", "sql", "shop.yaml", count, "--partial").document["rows"] == [[2]]
     status = lockstep("status", "shop.yaml").document
-    assert [one["code"] for one in status["problems"]] == ["stage.partial"]
+    assert [problem["code"] for problem in status["problems"]] == ["stage.partial"]
     source.run(f"DROP USER {user}")
 
 
@@ -197,7 +197,7 @@ class Trial:
     def asked(self) -> set[str]:
         """The tables before which `check` and a run stop."""
         findings = self.lockstep("check", "shop.yaml", code=3).document["findings"]
-        failed = [one for one in findings if one["status"] == "fail"]
+        failed = [finding for finding in findings if finding["status"] == "fail"]
         assert {one["code"] for one in failed} == {"target.existing"}
         error = self.lockstep("run", "shop.yaml", code=3).error
         assert error["code"] == "target.existing"

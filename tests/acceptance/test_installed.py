@@ -71,7 +71,7 @@ def test_an_account_without_name_and_home_checks_extracts_and_runs_in_any_locale
         pipeline.write_text(pipeline.read_text(encoding="utf-8") + "spark: {driver_rows: 0}\n", encoding="utf-8")
         call("run", "shop.yaml", HOME="/nonexistent")
         document = json.loads(call("stage", "ls", "shop.yaml", "--json"))
-        assert [one["table"] for one in document["tables"]] == [f"{name}.größe"]
+        assert [table["table"] for table in document["tables"]] == [f"{name}.größe"]
         assert mysql9.run("SELECT id FROM größe ORDER BY id", database=name) == [(1,), (2,)]
     finally:
         shutil.rmtree(directory)

@@ -123,7 +123,7 @@ def test_the_lake_equals_the_source_after_each_run(shop: Shop) -> None:
         "INSERT INTO items SELECT seq, seq % 7, 'x' FROM seq_1_to_3000",
         "INSERT INTO few VALUES (1, 1), (2, 2)",
     )
-    assert [one["status"] for one in shop.lockstep("check", shop.file).document["findings"]].count("fail") == 0
+    assert [finding["status"] for finding in shop.lockstep("check", shop.file).document["findings"]].count("fail") == 0
     shop.run()
     shop.require_equal("orders", "items", "few")
     shop.sql(
@@ -231,7 +231,7 @@ def test_deleted_rows_stay_and_say_so_where_the_rule_keeps_them(shop: Shop) -> N
     shop.run("--replay", "--target", "lake")
     assert {name: shop.mirror(name) for name in ("orders", "items")} == before
     tables = shop.lockstep("verify", shop.file, "--target", "lake").document["tables"]
-    assert [(one["verdict"], one["target_rows"]) for one in tables] == [("equal", 1), ("equal", 2998)]
+    assert [(table["verdict"], table["target_rows"]) for table in tables] == [("equal", 1), ("equal", 2998)]
 
 
 @pytest.mark.parametrize(("was", "now"), [("remove", "flag"), ("flag", "remove")])
@@ -247,7 +247,9 @@ def test_what_a_mirror_does_with_deleted_rows_is_decided_when_it_is_made(
     shop.run()
     shop.sql("DELETE FROM orders WHERE id = 2")
     shop.follow(deletes=now)
-    assert [one["status"] for one in lockstep("check", shop.file, code=3).document["findings"]].count("fail") == 1
+    assert [finding["status"] for finding in lockstep("check", shop.file, code=3).document["findings"]].count(
+        "fail"
+    ) == 1
     refused = shop.run(code=3)
     assert (refused["code"], f"set deletes: {was}" in refused["remedy"]) == ("target.definition", True)
     shop.follow(deletes=was)
@@ -260,7 +262,9 @@ def test_what_a_mirror_does_with_deleted_rows_is_decided_when_it_is_made(
     shop.sql("DELETE FROM orders WHERE id = 3", "INSERT INTO orders VALUES (4, 4)")
     shop.run()
     assert shop.mirror("new_orders")["id"].to_pylist() == ([3, 4] if now == "flag" else [4])
-    assert [one["verdict"] for one in lockstep("verify", shop.file, "--target", "lake").document["tables"]] == ["equal"]
+    assert [table["verdict"] for table in lockstep("verify", shop.file, "--target", "lake").document["tables"]] == [
+        "equal"
+    ]
 
 
 def test_every_cut_is_the_database_at_one_position(lockstep: Any, mariadb: Any) -> None:
@@ -332,7 +336,7 @@ def test_a_cut_says_which_tables_had_not_all_of_their_rows(lockstep: Any, mariad
     shop.run()
 
     def cut(*options: str) -> dict[str, dict[str, Any]]:
-        return {one["mirror"]: one for one in lockstep("lake", "at", shop.file, *options).document["tables"]}
+        return {table["mirror"]: table for table in lockstep("lake", "at", shop.file, *options).document["tables"]}
 
     found = cut()
     assert found["shop.fresh"]["lacks"] == []
@@ -354,7 +358,7 @@ def test_a_cut_says_which_tables_had_not_all_of_their_rows(lockstep: Any, mariad
     assert [one["lacks"] for one in cut().values()] == [[], []]
     assert cut("--position", place)["shop.old"]["lacks"] == found["shop.old"]["lacks"]
     rows = shop.catalog.load_table("shop.lockstep_cuts").scan().to_arrow().to_pylist()
-    assert [one["mirror"] for one in rows if one["lacks"]] == ["shop.old"]
+    assert [row["mirror"] for row in rows if row["lacks"]] == ["shop.old"]
     shop.sql("INSERT INTO fresh VALUES (2)", "UPDATE old SET v = 2")
     lockstep("extract", shop.file)
     shop.run("--replay", "--target", "lake", "--table", f"{DATABASE}.fresh")
@@ -373,7 +377,7 @@ def test_a_cut_has_captured_tables_that_no_run_has_had_rows_of(lockstep: Any, ma
     shop.sql("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)", "INSERT INTO a VALUES (1)")
 
     def cut(*options: str) -> dict[str, dict[str, Any]]:
-        return {one["mirror"]: one for one in lockstep("lake", "at", shop.file, *options).document["tables"]}
+        return {table["mirror"]: table for table in lockstep("lake", "at", shop.file, *options).document["tables"]}
 
     for number in (2, 3):
         shop.run()
@@ -414,7 +418,7 @@ def test_a_rest_catalog_publishes_all_tables_or_is_completed_later(
         shop = Shop(lockstep, mariadb, rest=server.uri)
         shop.sql("CREATE TABLE a (id INT PRIMARY KEY, v INT)", "CREATE TABLE b (id INT PRIMARY KEY, v INT)")
         shop.sql("INSERT INTO a VALUES (1, 1), (2, 2)", "INSERT INTO b VALUES (1, 1)")
-        said = [one["what"] for one in lockstep("check", shop.file).document["findings"]]
+        said = [finding["what"] for finding in lockstep("check", shop.file).document["findings"]]
         words = "all tables of a run in one request" if transactions else "one table of a run after the other"
         assert f"it publishes {words}" in said
         shop.run()
@@ -462,7 +466,7 @@ def test_each_program_for_a_lake_prints_what_the_document_shows(lockstep: Any, m
     )
     assert [kind for kind, _, _ in blocks] == ["python lake"] * 4 + ["sql lake", "python lake"]
     names: dict[str, Any] = {}
-    for _, program, expected in [one for one in blocks if one[0] == "python lake"]:
+    for _, program, expected in [block for block in blocks if block[0] == "python lake"]:
         for shown, real in place.items():
             program = program.replace(shown, real)
         printed = io.StringIO()
@@ -470,10 +474,10 @@ def test_each_program_for_a_lake_prints_what_the_document_shows(lockstep: Any, m
             exec(program, names)
         assert printed.getvalue() == expected
     _, query, expected = blocks[-2]
-    for one in lockstep("lake", "at", shop.file, "--time", moment.isoformat()).document["tables"]:
-        version = f"lake.{one['mirror']} VERSION AS OF"
-        assert one["sql"] == f"SELECT * FROM {version} {one['snapshot']}"
-        query = re.sub(rf"{version} \d+", f"{version} {one['snapshot']}", query)
+    for table in lockstep("lake", "at", shop.file, "--time", moment.isoformat()).document["tables"]:
+        version = f"lake.{table['mirror']} VERSION AS OF"
+        assert table["sql"] == f"SELECT * FROM {version} {table['snapshot']}"
+        query = re.sub(rf"{version} \d+", f"{version} {table['snapshot']}", query)
     rows = by_spark(
         lockstep.directory, [shop.catalog.load_table(f"shop.{one}") for one in ("orders", "customers")], query
     )
@@ -594,6 +598,6 @@ def test_a_key_column_that_is_renamed_is_followed_by_rows_and_tombstones(lockste
     shop.require_equal("t")
     assert shop.mirror("t", tombstones=True)["number"].to_pylist() == [3, None]
     tables = lockstep("verify", shop.file, "--target", "lake").document["tables"]
-    assert [one["verdict"] for one in tables] == ["equal"]
+    assert [table["verdict"] for table in tables] == ["equal"]
     changes = shop.catalog.load_table("shop.t__changes").scan().to_arrow().sort_by("_cdc_seq").to_pylist()
     assert [row["number"] for row in changes if row["_cdc_op"] in "cud"] == [1, 2, 1, 3]

@@ -67,7 +67,7 @@ def test_every_change_is_a_row_once_after_runs_replays_and_copies(shop: Shop, sp
     assert changes_of(shop, "items") > 32
     shop.require_equal("orders", "items")
     tables = shop.lockstep("verify", shop.file, "--target", "lake").document["tables"]
-    assert [one["verdict"] for one in tables] == ["equal", "equal"]
+    assert [table["verdict"] for table in tables] == ["equal", "equal"]
     shop.lockstep("lake", "maintain", shop.file)
     assert changes_of(shop, "orders") == total + 1
 

@@ -130,27 +130,27 @@ class TypedTable:
     """A table with a column for each type that a server has, and the rows that its lake should have."""
 
     def __init__(self, flavor: str) -> None:
-        self.cases = [one for one in CASES if flavor in one.on]
-        self.names = [one.name or f"c{at:02}" for at, one in enumerate(self.cases)]
-        self.rows = max(len(one.values) for one in self.cases)
+        self.cases = [case for case in CASES if flavor in case.on]
+        self.names = [case.name or f"c{at:02}" for at, case in enumerate(self.cases)]
+        self.rows = max(len(case.values) for case in self.cases)
 
     @property
     def lake(self) -> dict[str, str]:
-        return {name: one.lake for name, one in zip(self.names, self.cases, strict=True)}
+        return {name: case.lake for name, case in zip(self.names, self.cases, strict=True)}
 
     @property
     def definition(self) -> str:
-        columns = (f"{quoted(name)} {one.type}" for name, one in zip(self.names, self.cases, strict=True))
+        columns = (f"{quoted(name)} {case.type}" for name, case in zip(self.names, self.cases, strict=True))
         return f"CREATE TABLE t (id INT PRIMARY KEY, n INT, {', '.join(columns)}) CHARACTER SET utf8mb4"
 
     def insert(self, at: int, id: int) -> str:
-        values = [list(one.values)[at] if at < len(one.values) else "NULL" for one in self.cases]
+        values = [list(case.values)[at] if at < len(case.values) else "NULL" for case in self.cases]
         return f"INSERT INTO t VALUES ({id}, 0, {', '.join(values)})"
 
     def expected(self, at: int, id: int, n: int, shown: Mapping[str, Any]) -> dict[str, Any]:
         row: dict[str, Any] = {"id": id, "n": n}
-        for name, one in zip(self.names, self.cases, strict=True):
-            value = list(one.values.values())[at] if at < len(one.values) else None
+        for name, case in zip(self.names, self.cases, strict=True):
+            value = list(case.values.values())[at] if at < len(case.values) else None
             row[name] = shown[name] if value is AS_SELECTED else value
         return row
 
@@ -195,7 +195,9 @@ class TypedLake:
         self.lockstep("run", self.file)
         self.sql("UPDATE t SET n = 2 WHERE id IN (2, 102)")
         self.lockstep("run", self.file)
-        names = [name for name, one in zip(table.names, table.cases, strict=True) if AS_SELECTED in one.values.values()]
+        names = [
+            name for name, case in zip(table.names, table.cases, strict=True) if AS_SELECTED in case.values.values()
+        ]
         selected = self.server.run(f"SELECT id, {', '.join(map(quoted, names))} FROM {DATABASE}.t")
         shown = {id: dict(zip(names, row, strict=True)) for id, *row in selected}
         ids = dict.fromkeys(every, 1) | {100 + at: 1 for at in every} | {200 + at: 0 for at in every} | {2: 2, 102: 2}
@@ -223,7 +225,7 @@ def test_every_type_is_read_alike_by_pyiceberg_polars_and_spark(
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     expected = typed.write()
     table = typed.loaded()
-    kinds = {one.name: str(one.field_type) for one in table.schema().fields}
+    kinds = {field.name: str(field.field_type) for field in table.schema().fields}
     assert {name: kinds[name] for name in typed.table.names} == typed.table.lake
     assert in_order(table.scan().to_arrow().to_pylist()) == expected
     assert in_order(pl.scan_iceberg(table).collect().to_dicts()) == expected
@@ -236,8 +238,8 @@ def test_the_document_says_the_type_of_each_column() -> None:
     told = {}
     for columns, kind, _ in (line.strip("| ").split(" | ") for line in table.splitlines()):
         told |= dict.fromkeys(columns.split(", "), kind)
-    for one in CASES:
-        name = re.sub(r" (CHARACTER SET .*|COMPRESSED|NULL)$", "", one.type)
+    for case in CASES:
+        name = re.sub(r" (CHARACTER SET .*|COMPRESSED|NULL)$", "", case.type)
         digits = name.partition("(")[2].partition(",")[0]
         if name.startswith("DECIMAL"):
             name = f"DECIMAL(p,s) {'up to' if int(digits) <= 38 else 'above'} 38 digits"
@@ -247,6 +249,6 @@ def test_the_document_says_the_type_of_each_column() -> None:
             name = "GEOMETRY and its kinds"
         else:
             name = re.sub(r"\(.*\)", "", name)
-        assert re.sub(r"\(\d+, \d+\)$", "", told[name]) == re.sub(r"\(\d+, \d+\)$", "", one.lake) or (
-            told[name] == "decimal(p, s)" and one.lake.startswith("decimal")
-        ), one
+        assert re.sub(r"\(\d+, \d+\)$", "", told[name]) == re.sub(r"\(\d+, \d+\)$", "", case.lake) or (
+            told[name] == "decimal(p, s)" and case.lake.startswith("decimal")
+        ), case

@@ -103,7 +103,7 @@ def verified(shop: Shop, *options: str, code: int = 0) -> dict[str, Any]:
     document = shop.lockstep("verify", shop.file, "--target", "lake", *options, code=code).document
     with open(document["evidence"].removeprefix("file://")) as file:
         assert json.load(file)["target"] == "lake"
-    return {one["table"].rpartition(".")[2]: one for one in document["tables"]}
+    return {table["table"].rpartition(".")[2]: table for table in document["tables"]}
 
 
 def test_the_lake_is_equal_beside_a_writer_and_a_lag_is_not_a_difference(shop: Shop) -> None:
@@ -138,8 +138,8 @@ def test_rows_that_somebody_else_wrote_are_found_and_repaired(shop: Shop) -> Non
     tampered(shop, "orders", wrong_rows)
     found = verified(shop, code=4)["orders"]
     expected = {("differs", "target", "7"), ("missing", "target", "1500"), ("surplus", "target", "100000")}
-    assert {(one["kind"], one["wrong"], one["key"]["id"]) for one in found["findings"]} == expected
-    (differs,) = (one for one in found["findings"] if one["kind"] == "differs")
+    assert {(finding["kind"], finding["wrong"], finding["key"]["id"]) for finding in found["findings"]} == expected
+    (differs,) = (finding for finding in found["findings"] if finding["kind"] == "differs")
     assert (differs["columns"], differs["at"]) == (
         {"customer": {"source": "c7", "target": "nobody"}},
         ["shop.orders"],
@@ -230,14 +230,14 @@ def test_a_row_that_is_flagged_as_deleted_counts_as_none(shop: Shop) -> None:
     tampered(shop, "orders", flagged)
     found = verified(shop, code=4)["orders"]
     expected = {("surplus", "3"), ("missing", "1500"), ("surplus", "100000")}
-    assert {(one["kind"], one["key"]["id"]) for one in found["findings"]} == expected
+    assert {(finding["kind"], finding["key"]["id"]) for finding in found["findings"]} == expected
     left = shop.lockstep("repair", shop.file, "--target", "lake", code=4).document["after"][0]
     assert left["differences"] == {"target": 1}
     shop.lockstep("repair", shop.file, "--target", "lake", "--authoritative")
     shop.require_equal("orders")
     assert verified(shop)["orders"]["verdict"] == "equal"
     rows = shop.mirror("orders").select(["id", "customer", DELETED]).to_pylist()
-    assert [tuple(one.values()) for one in rows if one["id"] in (3, 1500, 100_000)] == [
+    assert [tuple(row.values()) for row in rows if row["id"] in (3, 1500, 100_000)] == [
         (3, "c3", True),
         (1500, "c1500", False),
         (100_000, "invented", True),

@@ -54,7 +54,7 @@ class Copied:
     def problems(self) -> list[str]:
         """The codes of what `status` says."""
         document = self.lockstep("status", "shop.yaml", code=None).document
-        return [one["code"] for one in document["problems"]]
+        return [problem["code"] for problem in document["problems"]]
 
     def copy_table(self, table: str, database: str) -> None:
         """With its invisible columns, as a dump has them."""

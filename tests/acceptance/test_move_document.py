@@ -84,7 +84,7 @@ def test_the_story_from_one_database_to_shards_to_more_shards_and_back_once(
         plan, there = follow(made, AFTER, lambda line: "cutover" in line and " back " not in line)
         assert reshard["layout"] == f"{new[0]}x{new[1]}"
         assert verified["equal"] is True
-        assert not [one for one in plan["findings"] if one["status"] == "fail"]
+        assert not [finding for finding in plan["findings"] if finding["status"] == "fail"]
         assert there["state"] == "WATCH"
         same(made, "in_old", "in_new")
         made.write(made.target, made.new_place)
@@ -106,7 +106,7 @@ def test_the_story_of_more_shards_before_the_cutover(
         made("run", "shop.yaml")
         made.add_layout()
         filled, verified = follow(made, BEFORE)
-        assert [one["target"] for one in filled["targets"]] == [f"shards_{new[0]}x{new[1]}"]
+        assert [target["target"] for target in filled["targets"]] == [f"shards_{new[0]}x{new[1]}"]
         assert verified["equal"] is True
         same(made, "at_source", "in_old", "in_new")
 
@@ -115,4 +115,4 @@ def same(made: Shop, *places: str) -> None:
     for table in TABLES:
         rows = [getattr(made, place)(table) for place in places]
         assert rows[0]
-        assert all(one == rows[0] for one in rows)
+        assert all(row == rows[0] for row in rows)

@@ -133,7 +133,7 @@ def sharded_anew(shop: Shop) -> Failing:
 def renamed_at_the_target(shop: Shop) -> Failing:
     shop.run()
     names = [str(name) for (name,) in shop.target("SHOW TABLES") if "orders" in name]
-    shop.target(*(f"RENAME TABLE {one} TO {one.replace('orders', 'sales')}" for one in names))
+    shop.target(*(f"RENAME TABLE {name} TO {name.replace('orders', 'sales')}" for name in names))
     shop.edit("table: orders}", "table: sales}")
     shop.source.execute("UPDATE orders SET k = 10 WHERE id IN (1, 2)")
     return ("run", "shop.yaml"), "target.lost_writes", "meta accept"

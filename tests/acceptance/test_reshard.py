@@ -30,7 +30,7 @@ def test_a_target_with_more_shards_is_filled_from_the_stage_alone_and_the_applic
         for table in TABLES:
             assert made.in_new(table) == made.at_source(table) == made.in_old(table)
         made.write()
-        assert sorted(one["target"] for one in made("run", "shop.yaml")["targets"]) == ["shards", "shards_4x4"]
+        assert sorted(target["target"] for target in made("run", "shop.yaml")["targets"]) == ["shards", "shards_4x4"]
         assert made("verify", "shop.yaml", "--target", "shards_4x4")["equal"] is True
         assert made(*staged)["targets"] == []  # again: nothing is left to do
         there = made("cutover", "run", "shop.yaml", "--target", "shards_4x4")
@@ -216,7 +216,7 @@ def ahead(made: Shop, server: Any, table: str) -> None:
 def same(made: Shop, *places: str) -> None:
     for table in TABLES:
         rows = [getattr(made, place)(table) for place in places]
-        assert all(one == rows[0] for one in rows), table
+        assert all(row == rows[0] for row in rows), table
 
 
 @pytest.mark.matrix
@@ -254,7 +254,7 @@ def test_a_meta_database_that_was_rebuilt_lets_no_run_use_another_sharding(
                 assert made.rows(made.target, [place]) == []
         layouts = made("target", "layout", "shop.yaml")["layouts"]
         assert ("shard 1 of 4 by mod(id)", "shard 1 of 8 by mod(id)") in [
-            (one["written"], one["now"]) for one in layouts
+            (layout["written"], layout["now"]) for layout in layouts
         ]
         made.file.write_text(text)
         made("run", "shop.yaml")

@@ -91,7 +91,7 @@ def test_minimal_images_end_in_an_export_and_shards_equal_to_the_source(line: An
     source_columns = ", ".join([*COLUMNS, *ODD])
     checked = lockstep("check", "shop.yaml").document
     assert checked["ok"] is True
-    assert any(one["status"] == "warn" and "MINIMAL" in str(one) for one in checked["findings"])
+    assert any(finding["status"] == "warn" and "MINIMAL" in str(finding) for finding in checked["findings"])
     for statements in (FIRST, (*LATER, *KEYS)):
         for statement in statements:
             source.execute(statement)

@@ -84,11 +84,11 @@ def test_a_target_follows_its_source_until_a_signal(lockstep: Any, mariadb: Any,
                 f"INSERT INTO orders VALUES ({number}, {number})", f"UPDATE orders SET n = n + 1 WHERE id = {number}"
             )
             line.becomes([(1, 1), (2, 2), *((at, at + 1) for at in range(3, number + 1))])
-        line.until(lambda: sum(one["rows"] for one in line.answers()) == 2 + 3 * 2)
+        line.until(lambda: sum(answer["rows"] for answer in line.answers()) == 2 + 3 * 2)
         line.process.send(signal.SIGTERM)  # which also ends a run that is under way
         # 143 where the machine is too slow for it to unwind in time
         assert line.process.wait(PATIENCE_S) in (0, 143), line.process.log.read_text()
         answers = line.answers()
         assert len(answers) >= 4
-        assert len({one["run_id"] for one in answers}) == len(answers)
-        assert all(one["targets"] for one in answers)
+        assert len({answer["run_id"] for answer in answers}) == len(answers)
+        assert all(answer["targets"] for answer in answers)

@@ -100,7 +100,7 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
             assert [str(path) for path, text in kept.items() if form in text] == []
 
     listed = lockstep("stage", "ls", "shop.yaml", "--files").document
-    assert [one["table"] for one in listed["tables"]] == [f"{source_database.name}.orders"]
+    assert [table["table"] for table in listed["tables"]] == [f"{source_database.name}.orders"]
     assert all(one["path"].startswith("s3://") for one in listed["files"])
     assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
     query = f"SELECT _cdc_op, count(*) FROM {source_database.name}.orders_changes GROUP BY ALL ORDER BY ALL"
@@ -113,7 +113,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_helps(bucket: None, lockstep: 
     right = lockstep.environ["AWS_SECRET_ACCESS_KEY"]
     lockstep.environ["AWS_SECRET_ACCESS_KEY"] = "wr0ng"
     done = lockstep("check", "shop.yaml", code=3)
-    failed = [one for one in done.document["findings"] if one["status"] == "fail"]
+    failed = [finding for finding in done.document["findings"] if finding["status"] == "fail"]
     assert [one["code"] for one in failed] == ["stage.denied"]
     assert "wr0ng" not in done.out + done.err
     assert lockstep("extract", "shop.yaml", code=3).error["code"] == "stage.denied"

@@ -50,7 +50,11 @@ def test_a_pipeline_takes_and_removes_nothing_of_another_ones_chain(pair: Any, l
         done = lockstep(*words, code=None)
         assert done.code == 3, (command, done)
         found = done.document
-        codes = [one["code"] for one in found["findings"] if one["status"] == "fail"] if command == "check" else []
+        codes = (
+            [finding["code"] for finding in found["findings"] if finding["status"] == "fail"]
+            if command == "check"
+            else []
+        )
         assert (codes or [done.error["code"]]) == ["stage.other_pipeline"], (command, found)
         assert "'first'" in done.out
         assert files(stage) == before, command
@@ -61,8 +65,8 @@ def test_a_pipeline_takes_and_removes_nothing_of_another_ones_chain(pair: Any, l
     own = file.read_text()
     file.write_text(own.replace("- name: shop", "- name: west"))
     lockstep("extract", "second.yaml")
-    assert [one["rows"] for one in lockstep("stage", "ls", "second.yaml").document["tables"]] == [1]
+    assert [table["rows"] for table in lockstep("stage", "ls", "second.yaml").document["tables"]] == [1]
     file.write_text(own.replace(stage.as_uri(), (lockstep.directory / "other").as_uri()))
     shutil.rmtree(lockstep.directory / ".lockstep" / "second")  # its own meta
     lockstep("extract", "second.yaml")
-    assert [one["rows"] for one in lockstep("stage", "ls", "second.yaml").document["tables"]] == [1]
+    assert [table["rows"] for table in lockstep("stage", "ls", "second.yaml").document["tables"]] == [1]

@@ -35,7 +35,7 @@ def test_existing_rows_are_copied_beside_the_stream_and_the_stage_has_the_table(
         "INSERT INTO orders VALUES (4, 'new')",
     )  # fmt: skip
     planned = lockstep("snapshot", "shop.yaml", "--dry-run").document
-    assert [one["table"] for one in planned["tables"]] == [f"{name}.orders"]
+    assert [table["table"] for table in planned["tables"]] == [f"{name}.orders"]
     done = lockstep("snapshot", "shop.yaml").document["sources"][0]
     assert (done["tables"], done["rows"], done["waiting_for"]) == ([f"{name}.orders"], 3, None)
     assert state(lockstep, f"{name}.orders") == [[1, "old"], [2, "new"], [4, "new"]]
@@ -116,7 +116,7 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
     assert rows(target, "again.t") == rows(source, "old.t") == [(2, "back"), (4, "dd")]
     assert rows(target, "again.u") == rows(source, "old.u")
     status = lockstep("status", "shop.yaml", code=None).document
-    assert [one for one in status["problems"] if one["code"] == "stage.partial"] == []
+    assert [problem for problem in status["problems"] if problem["code"] == "stage.partial"] == []
 
 
 def test_a_table_whose_column_got_another_type_is_read_as_it_is_now_and_as_it_was(
@@ -221,11 +221,11 @@ def test_a_copy_of_all_tables_leaves_those_that_are_not_captured_and_says_so(
     source_database.execute("DROP TABLE gone")
     lockstep("extract", "shop.yaml")
     planned = lockstep("snapshot", "shop.yaml", "--all", "--dry-run").document
-    assert [one["table"] for one in planned["tables"]] == [f"{name}.orders"]
+    assert [table["table"] for table in planned["tables"]] == [f"{name}.orders"]
     left = [(one["source"], one["table"]) for one in planned["left_out"]]
     assert left == [("shop", f"{name}.former"), ("shop", f"{name}.gone")]
     done = lockstep("snapshot", "shop.yaml", "--all").document
-    assert ([one["tables"] for one in done["sources"]], done["left_out"]) == (
+    assert ([source["tables"] for source in done["sources"]], done["left_out"]) == (
         [[f"{name}.orders"]], planned["left_out"],
     )  # fmt: skip
 
@@ -270,7 +270,7 @@ def test_a_dry_run_says_of_each_table_what_the_copy_will_do(source_database: Any
     file.write_text(file.read_text() + target)
     lockstep("extract", "shop.yaml")
     planned = lockstep("snapshot", "shop.yaml", "--dry-run").document
-    of = {one["table"].partition(".")[2]: one for one in planned["tables"]}
+    of = {table["table"].partition(".")[2]: table for table in planned["tables"]}
     assert of.keys() == {"orders", "visits", "heap", "all_a", "all_b"}
     refused = {table for table, one in of.items() if one["why"].startswith("cannot be copied")}
     done = lockstep("snapshot", "shop.yaml", code=3).document

@@ -51,7 +51,9 @@ def test_each_lost_piece_stops_each_reader_and_nothing_is_left_out_silently(stag
             for reader in readers:
                 done = lockstep(*reader, code=4)
                 codes = (
-                    [one["code"] for one in done.document["problems"]] if "verify" in reader else [done.error["code"]]
+                    [problem["code"] for problem in done.document["problems"]]
+                    if "verify" in reader
+                    else [done.error["code"]]
                 )
                 assert codes[0] in ("stage.chain", "stage.damaged"), (piece, reader)
             if piece in (manifests[-1], start):

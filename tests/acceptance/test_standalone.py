@@ -194,7 +194,7 @@ def lose_executors(cluster: Cluster) -> None:
 def problems(lockstep: Any, *options: str) -> dict[str, str]:
     """What `check` finds wrong with Spark: code, and what to do."""
     done = lockstep("check", "shop.yaml", *options, code=None)
-    return {one["code"]: one["remedy"] for one in done.document["findings"] if one["status"] == "fail"}
+    return {finding["code"]: finding["remedy"] for finding in done.document["findings"] if finding["status"] == "fail"}
 
 
 @pytest.mark.matrix
@@ -241,7 +241,7 @@ def test_executors_reach_a_bucket_with_credentials_of_their_own(
         source_database.execute(*CHANGES)
         with command_lines() as seen:
             ran = lockstep("-v", "run", "shop.yaml", "--until", "now")
-        assert [one["problems"] for one in ran.document["ledgers"]] == [[]]
+        assert [ledger["problems"] for ledger in ran.document["ledgers"]] == [[]]
         assert target_database.execute(ROWS) == source_database.execute(ROWS)
         printed = dict(texts_below(spark.directory))
         assert [line for line in seen if s3_server.secret_key in line] == []

@@ -49,7 +49,7 @@ class Two:
         """What meta has of a pipeline, but for the time until which leases were taken."""
         with closing(sqlite3.connect(self.lockstep.directory / "meta.db")) as meta:
             tables = [one for (one,) in meta.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            mine = [one for one in tables if one != "lockstep_version"]
+            mine = [table for table in tables if table != "lockstep_version"]
             return sorted(
                 json.dumps([one, *row]) for one in mine
                 for row in meta.execute(f"SELECT * FROM {one} WHERE pipeline = ?", (name,))

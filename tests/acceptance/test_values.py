@@ -46,7 +46,7 @@ def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(
         cursor.execute("DELETE FROM bend_source.labels WHERE e = 'x'")
         assert lockstep("check", "bend.yaml").document["ok"] is True
         ledgers = lockstep("run", "bend.yaml").document["ledgers"]
-        assert [one["problems"] for one in ledgers] == [[], []]
+        assert [ledger["problems"] for ledger in ledgers] == [[], []]
         columns = "id, a, g, v, own, CAST(f AS DOUBLE), d, CAST(j AS CHAR), CAST(ts AS CHAR), e"
         rows = []
         for name in ("bend_source", "bend_target"):

@@ -48,7 +48,7 @@ def install(folder: Path, *packages: str) -> None:
 def versions(folder: Path) -> dict[str, str]:
     command = [UV, "pip", "list", "--format", "json", "--python", folder / "venv/bin/python"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {one["name"]: one["version"] for one in json.loads(done.stdout)}
+    return {load["name"]: load["version"] for load in json.loads(done.stdout)}
 
 
 @pytest.mark.parametrize("extras", ["", "[spark,quality]", "[spark,quality,lake]"])
@@ -125,5 +125,5 @@ def test_the_wheel_goes_into_an_airflow_that_exists_changes_nothing_of_it_and_sh
     airflow("db", "migrate")
     airflow("dags", "reserialize")
     text = airflow("dags", "list", "--output", "json")
-    shown = {one["dag_id"] for one in json.loads(text[text.index("[{") :])}
+    shown = {load["dag_id"] for load in json.loads(text[text.index("[{") :])}
     assert {"cdc_shop", "cdc_shop_snapshot", "cdc_shop_replay"} <= shown

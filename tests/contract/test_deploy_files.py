@@ -32,7 +32,7 @@ def test_the_helm_values_are_of_the_chart_and_of_the_image() -> None:
     assert f"AIRFLOW__CORE__DAGS_FOLDER={found['config']['core']['dags_folder']}" in dockerfile
     extra = yaml.safe_load(found["extraEnvFrom"])  # the chart takes a text, a template
     assert extra == [{"secretRef": {"name": "lockstep"}}]
-    mounted = {one["mountPath"] for one in found["volumeMounts"]}
+    mounted = {volumeMount["mountPath"] for volumeMount in found["volumeMounts"]}
     assert {one["value"] for one in found["env"] if one["name"] == "LOCKSTEP_PIPELINES"} == mounted
     project = (DOCKER.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"apache-airflow=={found["airflowVersion"]}"' in project
@@ -62,7 +62,7 @@ def test_the_pipeline_of_the_compose_set_names_what_the_set_exports() -> None:
     exported = compose["services"]["scheduler"]["environment"]
     named = (*pipeline.references, *pipeline.lake_references, "env:LOCKSTEP_META")
     assert {one.removeprefix("env:") for one in named} <= set(exported)
-    assert {one.name for one in pipeline.targets} == {"shards", "lake"}
+    assert {target.name for target in pipeline.targets} == {"shards", "lake"}
     script = (DOCKER / "shop/postgres.sql").read_text(encoding="utf-8")
     databases = re.findall(r"^CREATE DATABASE (\w+);$", script, re.MULTILINE)
     assert {exported[name].rpartition("/")[2] for name in ("LOCKSTEP_META", "LAKE_CATALOG")} == set(databases)
@@ -72,7 +72,7 @@ def test_the_pipeline_of_the_compose_set_names_what_the_set_exports() -> None:
 
 def test_every_image_of_the_compose_set_is_pinned_by_a_tag() -> None:
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
-    images = {one["image"] for one in compose["services"].values()}
-    pulled = {one for one in images if not one.startswith("localhost/")}
+    images = {service["image"] for service in compose["services"].values()}
+    pulled = {image for image in images if not image.startswith("localhost/")}
     assert len(pulled) == 3
     assert [one for one in pulled if not re.search(r":[\w.-]*\d", one)] == []

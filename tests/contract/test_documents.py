@@ -231,11 +231,11 @@ LEAVES = [
 
 @pytest.mark.parametrize(("path", "command"), LEAVES, ids=[path for path, _ in LEAVES])
 def test_every_command_teaches_and_answers_in_json(path: str, command: object) -> None:
-    options = {name for one in command.params for name in one.opts}
+    options = {name for param in command.params for name in param.opts}
     assert "--json" in options
     text = command.help or ""
     assert f"\n  {path}" in text, "its help shows no example"
-    assert [one.name for one in command.params if not one.help and one.name != "help"] == []
+    assert [param.name for param in command.params if not param.help and param.name != "help"] == []
 
 
 INLINE_COMMAND = re.compile(r"`(lockstep\s[^`]*)`")
@@ -244,7 +244,7 @@ FENCED_COMMAND = re.compile(r"^(lockstep .*)$", re.MULTILINE)
 
 def test_every_command_that_is_written_somewhere_exists_with_its_options() -> None:
     """In a document, in the remedy of an error, in a docstring."""
-    known = {path: {name for one in command.params for name in one.opts} for path, command in LEAVES}
+    known = {path: {name for param in command.params for name in param.opts} for path, command in LEAVES}
     groups = {path.rpartition(" ")[0] for path in known}
     commands = [(file, command) for file, command in written_commands() if command not in groups]
     assert len(commands) > 150
@@ -299,7 +299,7 @@ def remedies() -> Iterator[tuple[str, str]]:
                 if isinstance(node, ast.JoinedStr):
                     yield (
                         place,
-                        "".join(str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values),
+                        "".join(str(value.value) if isinstance(value, ast.Constant) else "X" for value in node.values),
                     )
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
                     yield place, node.value
@@ -323,5 +323,5 @@ def written_texts() -> Iterator[tuple[str, str, Sequence[re.Pattern[str]]]]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield path.name, node.value, (INLINE_COMMAND,)
             elif isinstance(node, ast.JoinedStr):
-                parts = (str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
+                parts = (str(value.value) if isinstance(value, ast.Constant) else "X" for value in node.values)
                 yield path.name, "".join(parts), (INLINE_COMMAND,)

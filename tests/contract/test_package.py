@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def packed(builder: type[WheelBuilder] | type[SdistBuilder]) -> set[str]:
-    return {one.distribution_path for one in builder(str(ROOT)).recurse_included_files()}
+    return {file.distribution_path for file in builder(str(ROOT)).recurse_included_files()}
 
 
 def installed(name: str) -> str:

@@ -186,7 +186,7 @@ class Crashed:
         (told,) = answer["tables"]
         assert told["source_rows"] == len(self.source_rows())
         assert told["target_rows"] == len(self.target_rows())
-        assert [(one["kind"], one["key"]["id"]) for one in told["findings"]] == list(FAULTS)
+        assert [(finding["kind"], finding["key"]["id"]) for finding in told["findings"]] == list(FAULTS)
 
     def source_rows(self) -> list[tuple[Any, ...]]:
         return self.source.server.run(f"SELECT {COLUMNS} FROM orders", database=self.source.name)

@@ -92,7 +92,7 @@ class AirflowServer:
 
     def set_connection(self, connection_id: str, **values: Any) -> None:
         """Adds or replaces a connection."""
-        known = {one["connection_id"] for one in self.call("GET", "/api/v2/connections")["connections"]}
+        known = {connection["connection_id"] for connection in self.call("GET", "/api/v2/connections")["connections"]}
         method, path = ("PATCH", f"/{connection_id}") if connection_id in known else ("POST", "")
         body = {"connection_id": connection_id, "conn_type": "mysql", **values}
         self.call(method, f"/api/v2/connections{path}", body)

@@ -37,7 +37,7 @@ def require(value: Any, wanted: Any, where: str) -> None:
         return
     kind, parts = get_origin(wanted) or wanted, get_args(wanted)
     if kind in (UnionType, Union):
-        left = [one for one in parts if one is not type(None)]
+        left = [part for part in parts if part is not type(None)]
         assert value is not None or len(left) < len(parts), where
         if value is not None:
             (one,) = left
@@ -56,8 +56,8 @@ def require(value: Any, wanted: Any, where: str) -> None:
             if kind in BASES:  # facets of the provider's own, with any fields
                 assert where.startswith(("event.run.", "event.job.")), where
                 return
-        fields = {one.name: one for one in attr.fields(attr.resolve_types(kind))}
-        needed = {name for name, one in fields.items() if one.default is attr.NOTHING}
+        fields = {field.name: field for field in attr.fields(attr.resolve_types(kind))}
+        needed = {name for name, field in fields.items() if field.default is attr.NOTHING}
         assert needed <= value.keys() <= fields.keys() | {"_producer", "_schemaURL"}, (where, value)
         for name in value.keys() & fields.keys():
             require(value[name], fields[name].type, f"{where}.{name}")

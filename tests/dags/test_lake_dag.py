@@ -30,7 +30,7 @@ def test_a_dag_run_publishes_its_window_in_the_lake(
     mirror = load_catalog("lake", type="sql", uri=uri).load_table("shop.t")
     assert sorted(mirror.scan().to_arrow()["id"].to_pylist()) == list(range(40))
     (answer,) = [value for task, key, value in run.xcoms() if "commit" in task and key == "return_value"]
-    assert [(one["table"], one["written"]) for one in answer["tables"]] == [(f"{source_database.name}.t", 40)]
+    assert [(table["table"], table["written"]) for table in answer["tables"]] == [(f"{source_database.name}.t", 40)]
     (written,) = completed(events)[commit]["outputs"]
     assert (written["namespace"], f"file://{written['name']}") == ("file", mirror.location())
     facets, snapshot = written["facets"], mirror.current_snapshot()

@@ -67,7 +67,7 @@ def test_a_run_says_from_which_tables_and_columns_its_rows_came_how_many_and_wha
     to, other = f"mysql://{mariadb_target.host}:{mariadb_target.port}", f"{source_database.name}.other"
 
     def named(datasets: list[Any]) -> dict[tuple[str, str], Any]:
-        return {(one["namespace"], one["name"]): one for one in datasets}
+        return {(dataset["namespace"], dataset["name"]): dataset for dataset in datasets}
 
     extract = complete["cdc_lineage.extract"]
     assert set(named(extract["inputs"])) == {(server, table), (server, other)}
@@ -89,7 +89,7 @@ def test_a_run_says_from_which_tables_and_columns_its_rows_came_how_many_and_wha
     logical = ("lockstep://lineage", f"main.{table}")
     assert set(committed) == {logical, (to, f"{place}.other")}
     shards = committed[logical]["facets"]["symlinks"]["identifiers"]
-    assert [(one["namespace"], one["name"]) for one in shards] == [(to, f"{place}.t_{n}") for n in range(2)]
+    assert [(shard["namespace"], shard["name"]) for shard in shards] == [(to, f"{place}.t_{n}") for n in range(2)]
     assert committed[logical]["outputFacets"]["outputStatistics"]["rowCount"] == 4
     assert committed[to, f"{place}.other"]["outputFacets"]["outputStatistics"]["rowCount"] == 2
     inputs = named(complete[COMMIT]["inputs"]).items()
@@ -99,7 +99,9 @@ def test_a_run_says_from_which_tables_and_columns_its_rows_came_how_many_and_wha
     assert (one["namespace"], one["name"]) == folder[table]
 
     judged = named(complete["cdc_lineage.to_main.quality"]["inputs"])
-    assert all(one["success"] for one in judged[logical]["inputFacets"]["dataQualityAssertions"]["assertions"])
+    assert all(
+        assertion["success"] for assertion in judged[logical]["inputFacets"]["dataQualityAssertions"]["assertions"]
+    )
     found = judged[folder[table]]["inputFacets"]["dataQualityAssertions"]["assertions"]
     own = [one for one in found if one.get("column") == "v"]
     assert [(one["assertion"], one["success"]) for one in own] == [("expect_column_values_to_not_be_null", True)]
@@ -118,7 +120,7 @@ def test_a_copy_says_from_which_table_its_rows_came(
         run.wait_for(lambda: copy in completed(tmp_path / "events.json"), process)
     event = completed(tmp_path / "events.json")[copy]
     assert [one["name"] for one in event["inputs"]] == [f"{source_database.name}.t"]
-    assert [one["outputFacets"]["outputStatistics"]["rowCount"] for one in event["outputs"]] == [30]
+    assert [output["outputFacets"]["outputStatistics"]["rowCount"] for output in event["outputs"]] == [30]
 
 
 @pytest.mark.parametrize(

@@ -105,13 +105,13 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     assert found["targets"][0]["records"]["COMMITTED"] == {"batches": 1, "rows": 1234}
     assert found["targets"][0]["open"] == {"batches": 2, "rows": 5}
     assert [batch["rows"] for batch in found["batches"]] == [5, 0, 1234]
-    assert [one["rows"] for one in found["windows"]] == [1234, 0, 0, 5]
+    assert [window["rows"] for window in found["windows"]] == [1234, 0, 0, 5]
     assert source["ring"] == {"items": 5, "size_bytes": 600, "most_items": 1234, "most_bytes": 8000}
     assert "5 of 1,048,576 changes, 600 B of 128.0 MiB; peak 1,234, 7.8 KiB" in text
     (delay,) = found["delays"]
     assert (delay["run_id"], delay["window"]) == ("first", [moment(edge) for edge in WINDOW])
     assert delay["delay_s"] == (status.runs[1].updated_us - WINDOW[1]) / 1e6
-    assert figures._delays([replace(one, airflow_run_id="backfill__2026") for one in status.runs]) == []
+    assert figures._delays([replace(run, airflow_run_id="backfill__2026") for run in status.runs]) == []
     assert answer.text.count("<figure>") == 3
     assert answer.text.count('class="stack"') == 2  # the ledger of the run that was committed
     second, first = found["runs"]
@@ -156,7 +156,7 @@ def test_the_state_of_a_cutover_its_checks_and_its_clock_are_shown(client: Calla
     text = text_of(client("VIEWER").get("/lockstep/"))
     assert "way back not ready not ready: shop_back has not run yet" in text, text
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
-    assert [one["state"] for one in found["cutover"]["steps"]][-2:] == ["SWITCHED", "WATCH"]
+    assert [step["state"] for step in found["cutover"]["steps"]][-2:] == ["SWITCHED", "WATCH"]
     meta.cutovers.move(lease, stopped, "COMPLETE", {})
     assert "in this state ended" in text_of(client("VIEWER").get("/lockstep/"))
 
@@ -183,11 +183,11 @@ def test_one_pipelines_trouble_stands_in_its_place_and_hides_no_other(
     write_pipeline("unset", meta={"url": "env:NO_SUCH_VARIABLE"})
     write_pipeline("bank", shedule={})
     seen = client("VIEWER").get("/lockstep/status.json").json()
-    found = {one["pipeline"]: one["error"] and one["error"]["code"] for one in seen["pipelines"]}
+    found = {pipeline["pipeline"]: pipeline["error"] and pipeline["error"]["code"] for pipeline in seen["pipelines"]}
     assert found == {"away": "connection.unreachable", "fresh": "meta.absent", "shop": None, "unset": "config.unset"}
     assert [error["code"] for error in seen["broken"]] == ["config.invalid"]
     text = unescape(client("VIEWER").get("/lockstep/").text)
-    for error in [*(one["error"] for one in seen["pipelines"] if one["error"]), *seen["broken"]]:
+    for error in [*(pipeline["error"] for pipeline in seen["pipelines"] if pipeline["error"]), *seen["broken"]]:
         assert error["what"] in text
         assert error["remedy"] in text
     assert not (tmp_path / "elsewhere").exists()
@@ -206,7 +206,7 @@ def test_nonsense_in_the_folder_and_servers_that_keep_silent_leave_the_page_stan
             file.write_text(re.sub("sqlite:.*meta.db", url, file.read_text()))
         seen = client("VIEWER").get("/lockstep/status.json").json()
         page = client("VIEWER").get("/lockstep/")
-    found = {one["pipeline"]: one["error"] and one["error"]["code"] for one in seen["pipelines"]}
+    found = {pipeline["pipeline"]: pipeline["error"] and pipeline["error"]["code"] for pipeline in seen["pipelines"]}
     assert found == {"mute": "connection.unreachable", "quiet": "connection.unreachable", "shop": None}
     assert len(seen["broken"]) == 3
     assert page.status_code == 200
@@ -370,14 +370,14 @@ def test_a_paused_dag_a_late_source_and_a_partial_table_are_said(
     coverage = TableCoverage(How.EXISTING, 1, 0, "binlog.000001:4", 60_000, ("shop.orders",))
     shop.meta.coverages.keep(shop.leases["shop_db"], {"shop.orders": coverage}, NO_SURVEY)
     _, problems = health(client)
-    levels = [one["level"] for one in problems]
+    levels = [problem["level"] for problem in problems]
     assert levels == sorted(levels, key=["failed", "paused", "late", "noted"].index)
-    said = " ".join(one["what"] for one in problems)
+    said = " ".join(problem["what"] for problem in problems)
     late = "shop_db is late by 1,000 intervals or more"
     for part in ("cdc_shop is paused", late, "Rows of shop.orders", "~60,000 rows at"):
         assert part in said
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
-    assert [(one["table"], one["partial"]) for one in found["tables"]] == [("shop.orders", True)]
+    assert [(table["table"], table["partial"]) for table in found["tables"]] == [("shop.orders", True)]
 
 
 def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_and_why(
@@ -419,7 +419,7 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     assert "Waiting to be copied: 2 tables. Purges take nothing that was staged after" in said
     assert said in paused_text
     shop.meta.copies.resume("shop_db")
-    copies = {one["table"]: one for one in found["copies"]}
+    copies = {copy["table"]: copy for copy in found["copies"]}
     assert [(name, copies[name]["state"], copies[name]["percent"]) for name in copies] == [
         ("shop.big", "copying", 24.6), ("shop.due", "pending", None), ("shop.keyless", "refused", None),
         ("shop.done", "copied", 100.0),
@@ -430,7 +430,7 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     for said in ("1 of 4 tables copied; shop_db is being copied by the copier", "60,000", f"No key {ALERT}."):
         assert said in text
     assert "<script>alert" not in client("VIEWER").get("/lockstep/").text
-    noted = [one for one in found["problems"] if one["code"] == "snapshot.not_copyable"]
+    noted = [problem for problem in found["problems"] if problem["code"] == "snapshot.not_copyable"]
     assert [(one["level"], one["subject"], one["remedy"]) for one in noted] == [
         ("noted", "table shop.keyless", "give it one")
     ]

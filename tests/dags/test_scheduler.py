@@ -386,10 +386,12 @@ def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(
     with pytest.raises(AssertionError, match="401"):
         line.airflow.call("GET", "/lockstep/status.json", logged_in=False)
     seen = line.airflow.call("GET", "/lockstep/status.json")
-    shop = next(one for one in seen["pipelines"] if one["pipeline"] == "shop")
+    shop = next(pipeline for pipeline in seen["pipelines"] if pipeline["pipeline"] == "shop")
     ((rows,),) = line.meta("SELECT sum(row_count) FROM batch")
-    assert sum(one["rows"] for one in shop["windows"]) == sum(one["rows"] for one in shop["batches"]) == rows > 0
-    assert [one["adds_up"] for run in shop["runs"] for one in run["targets"]] == [True]
+    assert (
+        sum(window["rows"] for window in shop["windows"]) == sum(batch["rows"] for batch in shop["batches"]) == rows > 0
+    )
+    assert [target["adds_up"] for run in shop["runs"] for target in run["targets"]] == [True]
     assert shop["targets"][0]["open"]["batches"] == 0
     (view,) = (
         view
@@ -419,7 +421,7 @@ def test_a_run_whose_spark_task_is_killed_goes_on_after_the_last_job_that_ended(
         cursor.execute("LOCK TABLES shop_0.orders_0 READ")
         waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
         run.wait_until(lambda: bool(line.target_server.run(waiting)), "the write to wait")
-        (pid,) = [one["pid"] for one in run.tasks() if one["task_id"] == "to_shards.write"]
+        (pid,) = [task["pid"] for task in run.tasks() if task["task_id"] == "to_shards.write"]
         os.kill(pid, signal.SIGKILL)
         cursor.execute("UNLOCK TABLES")
         run.wait()
@@ -455,7 +457,7 @@ def test_a_killed_worker_is_missed_by_its_heartbeat_and_the_next_try_reads_on_un
 ) -> None:
     assert (lost.states()[EXTRACT], lost.tries(EXTRACT)) == ("success", 2)
     events = line.airflow.call("GET", f"/api/v2/eventLogs?dag_id=cdc_shop&run_id={quote(lost.run_id)}")["event_logs"]
-    assert [one["task_id"] for one in events if one["event"] == "heartbeat timeout"] == [EXTRACT]
+    assert [event["task_id"] for event in events if event["event"] == "heartbeat timeout"] == [EXTRACT]
     epochs = [epoch for (epoch,) in line.meta("SELECT epoch FROM batch ORDER BY begin_seq")]
     assert epochs == sorted(epochs)
     # Of the run's batches, which another run has taken over: that of the try that was killed, and of the next one.

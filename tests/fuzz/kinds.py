@@ -50,14 +50,14 @@ def integer(chance: random.Random) -> Kind:
     unsigned = chance.random() < 0.4
     low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     values = [low, high, 0, 1, 2, high // 2, *(chance.randint(low, high) for _ in range(20))]
-    return Kind("int", name + (" UNSIGNED" if unsigned else ""), [str(one) for one in values])
+    return Kind("int", name + (" UNSIGNED" if unsigned else ""), [str(value) for value in values])
 
 
 def decimal(chance: random.Random) -> Kind:
     precision = chance.choice([1, 5, 18, 19, 38, 39, 65])
     scale = chance.choice([0, min(2, precision), min(30, precision)])
     units = [0, 1, 10**precision - 1, *(chance.randrange(10**precision) for _ in range(12))]
-    signed = [one * chance.choice([1, -1]) for one in units]
+    signed = [unit * chance.choice([1, -1]) for unit in units]
     return Kind(
         "decimal",
         f"DECIMAL({precision},{scale})",
@@ -120,7 +120,7 @@ def text(chance: random.Random, collations: Sequence[str]) -> Kind:
 def binary(chance: random.Random) -> Kind:
     name = chance.choice(["BINARY(4)", "VARBINARY(9)", "BLOB", "TINYBLOB"])
     raws = [b"", b"\0", b"\0\0", b"a", b"A", b"a ", b"\xff\xfe", b"\xb5", "õ".encode(), bytes(range(4)), b"    "]
-    return Kind("binary", name, [f"X'{one[:4].hex()}'" for one in raws], prefix=0 if "(" in name else 9)
+    return Kind("binary", name, [f"X'{raw[:4].hex()}'" for raw in raws], prefix=0 if "(" in name else 9)
 
 
 def label(chance: random.Random) -> Kind:

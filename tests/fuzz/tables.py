@@ -46,11 +46,11 @@ class Table:
 
     @property
     def create(self) -> str:
-        return f"CREATE TABLE {self.sql} ({', '.join([*(one.definition for one in self.columns), *self.keys])})"
+        return f"CREATE TABLE {self.sql} ({', '.join([*(column.definition for column in self.columns), *self.keys])})"
 
     @property
     def written(self) -> list[Column]:
-        return [one for one in self.columns if not one.expression]
+        return [column for column in self.columns if not column.expression]
 
 
 def name(text: str) -> str:
@@ -88,7 +88,7 @@ def new_column(chance: random.Random, table: Table) -> Column:
 
 
 def _generated(chance: random.Random, table: Table) -> Column:
-    whole = [one for one in table.columns if one.kind.base == "int" and "BIGINT" not in one.kind.sql]
+    whole = [column for column in table.columns if column.kind.base == "int" and "BIGINT" not in column.kind.sql]
     table.made += 1
     kind = Kind("int", "BIGINT", [])
     source = f"{name(chance.choice(whole).name)} + 7" if whole else "1 + 1"
@@ -123,26 +123,28 @@ def _add_keys(chance: random.Random, table: Table) -> None:
 
 
 def _require_values(columns: Sequence[Column]) -> None:
-    for one in columns:
-        if "TIMESTAMP" in one.kind.sql:
-            one.kind = Kind(one.kind.base, one.kind.sql.replace(" NULL", ""), one.kind.values, one.kind.keyable)
-        if "NOT NULL" not in one.options:
-            one.options = " NOT NULL" + one.options
+    for column in columns:
+        if "TIMESTAMP" in column.kind.sql:
+            column.kind = Kind(
+                column.kind.base, column.kind.sql.replace(" NULL", ""), column.kind.values, column.kind.keyable
+            )
+        if "NOT NULL" not in column.options:
+            column.options = " NOT NULL" + column.options
 
 
 def _parts(chance: random.Random, table: Table, columns: Sequence[Column]) -> str:
     parts = []
-    for one in columns:
-        table.keyed.add(one.name)
-        length = f"({one.kind.prefix})" if one.kind.prefix else ""
-        parts.append(f"{name(one.name)}{length}{chance.choice(['', '', '', ' DESC'])}")
+    for column in columns:
+        table.keyed.add(column.name)
+        length = f"({column.kind.prefix})" if column.kind.prefix else ""
+        parts.append(f"{name(column.name)}{length}{chance.choice(['', '', '', ' DESC'])}")
     return ", ".join(parts)
 
 
 def random_row(chance: random.Random, columns: Sequence[Column]) -> str:
     return ", ".join(
-        "NULL" if "NOT NULL" not in one.options and chance.random() < 0.15 else chance.choice(one.kind.values)
-        for one in columns
+        "NULL" if "NOT NULL" not in column.options and chance.random() < 0.15 else chance.choice(column.kind.values)
+        for column in columns
     )
 
 
@@ -150,7 +152,7 @@ def insert(chance: random.Random, table: Table, rows: int) -> str:
     columns = [one for one in table.written if "DEFAULT" not in one.options or chance.random() < 0.7] or table.written
     values = ", ".join(f"({random_row(chance, columns)})" for _ in range(rows))
     verb = chance.choice(["INSERT IGNORE", "INSERT IGNORE", "REPLACE"])
-    return f"{verb} INTO {table.sql} ({', '.join(name(one.name) for one in columns)}) VALUES {values}"
+    return f"{verb} INTO {table.sql} ({', '.join(name(column.name) for column in columns)}) VALUES {values}"
 
 
 def change(chance: random.Random, table: Table) -> str:

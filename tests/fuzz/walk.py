@@ -174,7 +174,7 @@ class Round:
             elif found != expected:
                 yield self._finding(f"target of {table.name} differs: {_difference(expected, found)}")
             if self._flavor == MARIADB:  # it logs no virtual column in partial images, and the state lacks it
-                table = replace(table, columns=[one for one in table.columns if one.options != " VIRTUAL"])
+                table = replace(table, columns=[column for column in table.columns if column.options != " VIRTUAL"])
                 expected = self._rows(self._source, table.database, table)
             state = self._state(table) if expected else expected  # an empty table may have nothing staged
             if isinstance(state, str):
@@ -187,7 +187,7 @@ class Round:
 
     def _rows(self, server: Any, database: str, table: Table) -> Counter[tuple[Any, ...]] | str:
         """By the server itself."""
-        columns = ", ".join(shown(one.kind.base, name(one.name)) for one in table.columns)
+        columns = ", ".join(shown(column.kind.base, name(column.name)) for column in table.columns)
         with self._at(server) as connection, connection.cursor() as cursor:
             cursor.execute("SET SESSION time_zone = '+00:00', sql_mode = ''")
             try:
@@ -195,7 +195,7 @@ class Round:
             except pymysql.err.MySQLError as error:
                 return str(error)
             return Counter(
-                tuple(of_server(one.kind.base, value) for one, value in zip(table.columns, row, strict=True))
+                tuple(of_server(column.kind.base, value) for column, value in zip(table.columns, row, strict=True))
                 for row in cursor.fetchall()
             )
 
@@ -209,9 +209,9 @@ class Round:
         found: Counter[tuple[Any, ...]] = Counter()
         for row in pq.read_table(file).to_pylist():
             exact = dict(row.get("_cdc_literal") or [])
-            if absent := {one.name for one in table.columns} & set(json.loads(row.get("_cdc_absent") or "[]")):
+            if absent := {column.name for column in table.columns} & set(json.loads(row.get("_cdc_absent") or "[]")):
                 return f"absent: {absent}"
-            found[tuple(_cell(one, row, exact) for one in table.columns)] += 1
+            found[tuple(_cell(column, row, exact) for column in table.columns)] += 1
         return found
 
     def _lockstep(self, *arguments: str) -> Done:

@@ -21,13 +21,13 @@ def beside(*works: Callable[[], None]) -> Iterator[None]:
             failed.append(error)
 
     threads = [threading.Thread(target=again, args=(work,)) for work in works]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stop.set()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.join()
     if failed:
         raise failed[0]

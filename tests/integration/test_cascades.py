@@ -51,7 +51,7 @@ def partial(line: Lab) -> set[str]:
 
 
 def due(line: Lab) -> set[str]:
-    return {one.name.partition(".")[2] for one in copied_by_runs(line.opened.meta, line.opened.pipeline, "shop")}
+    return {run.name.partition(".")[2] for run in copied_by_runs(line.opened.meta, line.opened.pipeline, "shop")}
 
 
 def tables(*keys: str) -> tuple[str, ...]:
@@ -373,7 +373,7 @@ def test_a_row_of_a_versioned_parent_that_is_deleted_counts(
 
 def test_keys_that_are_added_while_the_log_is_followed_count(make_line: Callable[..., Lab]) -> None:
     line = make_line(tables=rf"include: ['.*\.m'], {RESYNC}")
-    line.origin.execute(*(one.partition(", FOREIGN")[0] + ")" * (", FOREIGN" in one) for one in tables("p (id)")))
+    line.origin.execute(*(table.partition(", FOREIGN")[0] + ")" * (", FOREIGN" in table) for table in tables("p (id)")))
     with line.extractor() as extractor:
         line.origin.execute("DELETE FROM p WHERE id = 1")
         extractor.drain()
@@ -395,7 +395,7 @@ def reader_of(origin: Origin, *grants: str) -> Iterator[pymysql.Connection]:
     origin.execute_on_server(
         f"CREATE USER {user}@'%' IDENTIFIED BY 'Reader-1x'",
         f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user}@'%'",
-        *(f"GRANT SELECT ON {one} TO {user}@'%'" for one in grants),
+        *(f"GRANT SELECT ON {grant} TO {user}@'%'" for grant in grants),
     )
     with closing(connections.connect(origin.address(user, "Reader-1x"), where="test")) as reader:
         yield reader
@@ -406,8 +406,8 @@ def test_a_reader_finds_the_rules_of_keys(origin: Origin) -> None:
     """MariaDB does not show them to it where others find them."""
     origin.execute(*tables(f"p (id) {DELETE} ON UPDATE SET NULL", "m (id)"))
     with reader_of(origin, f"{origin.name}.*") as reader:
-        seen = {one.child[1]: one for one in foreign_keys(reader) if one.child[0] == origin.name}
-        assert seen == {one.child[1]: one for one in foreign_keys(origin.control) if one.child[0] == origin.name}
+        seen = {key.child[1]: key for key in foreign_keys(reader) if key.child[0] == origin.name}
+        assert seen == {key.child[1]: key for key in foreign_keys(origin.control) if key.child[0] == origin.name}
         m, c = seen["m"], seen["c"]
         assert (m.parent, m.columns, m.referenced) == ((origin.name, "p"), ("f",), ("id",))
         assert (m.on_delete, m.on_update, m.changes_rows) == ("CASCADE", "SET NULL", True)

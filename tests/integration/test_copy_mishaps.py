@@ -47,7 +47,7 @@ def whole_once(line: Lab, table: str = "t") -> None:
     stage(line)
     is_equal(line, table)
     chunks = [chunk for one in line.chain for chunk in one.chunks]
-    assert len({one.number for one in chunks}) == len(chunks)
+    assert len({chunk.number for chunk in chunks}) == len(chunks)
     assert manifests.verify(line.store, "shop", deep=True) == []
 
 

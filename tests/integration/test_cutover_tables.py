@@ -500,7 +500,7 @@ def test_settings_by_which_the_new_server_would_write_other_rows_are_named(
 
     def found() -> list[str]:
         findings = look([pair], WAY_BACK)
-        return [one.what for one in findings if "has another" in one.what]
+        return [finding.what for finding in findings if "has another" in finding.what]
 
     ((modes, zone),) = mariadb_target.run("SELECT @@GLOBAL.sql_mode, @@GLOBAL.time_zone")
     assert found() == []

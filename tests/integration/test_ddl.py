@@ -111,7 +111,7 @@ def shards(any_server: Any, tmp_path: Path) -> Iterator[Shards]:
 def raises(code: str, kind: type[LockstepError] = Refused) -> Iterator[None]:
     with pytest.raises(kind) as caught:
         yield
-    assert code in {caught.value.code, *(one.code for one in caught.value.parts)}, caught.value
+    assert code in {caught.value.code, *(part.code for part in caught.value.parts)}, caught.value
 
 
 def test_all_shards_are_altered_and_taken_back(shards: Shards) -> None:
@@ -125,7 +125,7 @@ def test_all_shards_are_altered_and_taken_back(shards: Shards) -> None:
     latest = shards.work.opened.meta.rollouts.latest("shards")
     assert latest is not None
     assert latest.state == DONE
-    assert {one.behind for one in shards.work.opened.meta.rollouts.shards(latest.rollout_id)} == {2}
+    assert {shard.behind for shard in shards.work.opened.meta.rollouts.shards(latest.rollout_id)} == {2}
     assert shards.rolled().done, "twice is once"
     assert shards.rolled(direction="down").done
     assert shards.equal == ["id", "v", "PRIMARY"]
@@ -226,8 +226,8 @@ def test_a_shard_that_is_defined_otherwise_is_told_and_nothing_is_altered(shards
     shards.on(f"ALTER TABLE {shards.name}_2.orders_3 MODIFY v BIGINT NOT NULL")
     shards.on(f"DROP TABLE {shards.name}_3.orders_3")
     problems = shards.decided().problems
-    assert {one.code for one in problems} == {"ddl.drift", "target.table"}
-    assert any("bigint" in one.what for one in problems)
+    assert {problem.code for problem in problems} == {"ddl.drift", "target.table"}
+    assert any("bigint" in problem.what for problem in problems)
     with raises("ddl.drift"):
         shards.rolled()
     assert not any("note" in found for found in shards.columns().values())
@@ -283,7 +283,7 @@ def test_a_column_may_go_once_the_source_lacks_it(shards: Shards) -> None:
     if "MariaDB" not in str(shards.on("SELECT VERSION()")):
         text = "ALTER TABLE orders DROP CHECK orders_0_chk_1, DROP COLUMN v"
     problems = shards.decided(text).problems
-    assert "ddl.column_needed" not in {one.code for one in problems}
+    assert "ddl.column_needed" not in {problem.code for problem in problems}
 
 
 @FIRST_MARIADB
@@ -317,7 +317,7 @@ def test_a_lock_is_waited_for_in_short_pieces_and_given_up_in_the_end(
             shards.rolled(patience_s=1.0)
         noted = shards.work.opened.meta.rollouts.latest("shards")
         assert noted is not None
-        (canary,) = [one for one in shards.work.opened.meta.rollouts.shards(noted.rollout_id) if one.attempts]
+        (canary,) = [shard for shard in shards.work.opened.meta.rollouts.shards(noted.rollout_id) if shard.attempts]
         assert (canary.shard, canary.behind, "ddl.locked" in canary.error) == (0, 0, True)
         busy.rollback()
     assert shards.rolled().done
@@ -387,7 +387,7 @@ def test_an_account_that_may_not_drop_is_told_which_privilege_it_lacks(shards: S
         url = f"mysql://{account}:x@127.0.0.1:{shards.server.port}"
         export({"SERVER": url})
         problems = decide(shards.work, ADD, "add.sql", "up", Options()).problems
-        assert [one.code for one in problems] == ["connection.grant"]
+        assert [problem.code for problem in problems] == ["connection.grant"]
         assert "DROP" in problems[0].remedy
     finally:
         shards.on(f"DROP USER {account}@'127.0.0.1'")

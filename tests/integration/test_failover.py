@@ -323,12 +323,12 @@ def test_check_says_where_another_server_would_go_on(
     monkeypatch.setenv("B", pair.replica.url)
     with ExitStack() as opened:
         alone = opened.enter_context(FailedOver(tmp_path, pair, "env:B"))
-        said = {one.subject: one for one in check(alone.pipeline).findings}
+        said = {finding.subject: finding for finding in check(alone.pipeline).findings}
         assert said["source shop: position"].status == "ok"
         assert "continue at timeline 1" in said["source shop: position"].what
         assert "source shop: gtid order" not in said
     pair.replica.run("SET GLOBAL gtid_strict_mode = ON")
-    said = {one.subject: one for one in check(line.pipeline).findings}
+    said = {finding.subject: finding for finding in check(line.pipeline).findings}
     assert said["source shop at env:A: position"].what.startswith("continues at")
     assert said["source shop at env:B: position"].what.startswith("not this server's")
     assert said["source shop at env:A: gtid order"].status == "warn"

@@ -67,7 +67,7 @@ def at_cuts(run: Verified) -> list[list[dict[str, Any]]]:
         cuts = [cut.tables[0].snapshot for _, cut in newest_first(run.store, LAKE) if cut.tables]
         shown = catalog.load_table("shop.lockstep_cuts").scan().to_arrow()["snapshot_id"].to_pylist()
         assert sorted(map(str, shown)) == sorted(map(str, cuts))
-        found = [mirror.scan(snapshot_id=one).to_arrow().sort_by("email").to_pylist() for one in cuts if one]
+        found = [mirror.scan(snapshot_id=cut).to_arrow().sort_by("email").to_pylist() for cut in cuts if cut]
     return [[row for row in rows if CANARY not in row["email"]] for rows in found]
 
 
@@ -112,7 +112,7 @@ def test_after_an_erasure_no_value_of_the_rows_is_on_the_stage_in_meta_or_in_a_t
     assert CANARY not in str(done)
 
     assert places(run) == []
-    (kept,) = (one for one in run.meta.failures.find() if one.task == "repair")
+    (kept,) = (failure for failure in run.meta.failures.find() if failure.task == "repair")
     assert (kept.what, kept.code) == ("No place for ….", "target.row_error")
     run.meta.failures.clear("repair", "copy")
     assert CANARY not in str(run.target("SELECT * FROM _lockstep_tombstone_people"))

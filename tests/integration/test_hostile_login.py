@@ -215,7 +215,8 @@ def test_an_account_that_the_server_keeps_out_is_told_why_and_tried_again_only_i
         for statement in (*RESTORED, "SET GLOBAL max_password_errors = DEFAULT" if origin.mariadb else "DO 0"):
             restored.callback(origin.execute_on_server, statement)
         origin.execute_on_server(
-            f"CREATE USER {user}@'%' {account.format(blocked=blocked)}", *(one.format(limit=limit) for one in settings)
+            f"CREATE USER {user}@'%' {account.format(blocked=blocked)}",
+            *(setting.format(limit=limit) for setting in settings),
         )
         restored.callback(origin.execute_on_server, f"DROP USER {user}@'%'")
         right = origin.address(user, "right")

@@ -305,4 +305,4 @@ def test_an_answer_of_another_shape_is_named_at_every_step_of_the_look_at_a_targ
     start = begin(place)
     steps = attempt(run_look, place, start, None).steps
     outcomes = [attempt(run_look, place, start, step, harm) for step in range(steps)]
-    assert [f"{one.met}: {one.wrong}" for one in outcomes if one.wrong] == []
+    assert [f"{outcome.met}: {outcome.wrong}" for outcome in outcomes if outcome.wrong] == []

@@ -403,9 +403,9 @@ def test_file_numbers_above_twenty_bits_run_on_and_the_next_timeline_is_later_th
     before = line.checkpoint.position
     assert (before.timeline, before.number >= limit + 2) == (0, True)
     batches = line.chain
-    places = [one.begin.position for one in batches]
-    assert sorted(places, key=lambda one: one.name) == sorted(places) == places
-    assert [seq_of_name(one.name) for one in places] == [one.seq for one in places]
+    places = [batch.begin.position for batch in batches]
+    assert sorted(places, key=lambda place: place.name) == sorted(places) == places
+    assert [seq_of_name(place.name) for place in places] == [place.seq for place in places]
 
     log.run(word.removesuffix(" TO"))
     with line.extractor(log.sql, abandon=(before.file, before.offset)) as extractor:

@@ -677,7 +677,9 @@ def test_the_status_tells_positions_lag_states_and_ledgers(meta: Meta) -> None:
     assert (source.holder, source.epoch) == (lease.holder, 1)
     assert source.lag_us == status.now_us - manifest(2).end.watermark_us
     first, second = status.targets
-    assert {state.value: (one.batches, one.rows) for state, one in first.records.items()} == {"COMMITTED": (2, 20)}
+    assert {state.value: (record.batches, record.rows) for state, record in first.records.items()} == {
+        "COMMITTED": (2, 20)
+    }
     assert (first.pending.batches, first.pending.rows) == (1, 10)
     assert (second.target, second.pending.batches) == ("new", 3)
     assert [row.entry.run_id for row in status.ledgers] == ["a"]
@@ -735,9 +737,9 @@ def seen(meta: Meta) -> list[Any]:
 
 
 def test_pipelines_with_equal_names_for_everything_else_leave_each_other_alone(meta: Meta, database_url: str) -> None:
-    shared = {one.name for one in meta_schema.metadata.sorted_tables if scope.SHARED in one.info}
+    shared = {table.name for table in meta_schema.metadata.sorted_tables if scope.SHARED in table.info}
     assert shared == {"lease", "cutover"}
-    keyed = [one for one in meta_schema.metadata.sorted_tables if one.name not in shared]
+    keyed = [table for table in meta_schema.metadata.sorted_tables if table.name not in shared]
     assert {next(iter(one.primary_key)).name for one in keyed} == {"pipeline"}
     mine = lived(meta, "line")
     before = seen(mine)
@@ -774,10 +776,12 @@ def test_migrated_equals_fresh(database_url: str) -> None:
         for table in meta_schema.metadata.sorted_tables:
             primary = found.get_pk_constraint(table.name)["constrained_columns"]
             assert primary == [column.name for column in table.primary_key.columns]
-            unique = {one["name"] for one in found.get_unique_constraints(table.name)}
-            assert unique == {one.name for one in table.constraints if isinstance(one, UniqueConstraint)}
-            foreign = {one["name"] for one in found.get_foreign_keys(table.name)}
-            assert foreign == {one.name for one in table.foreign_key_constraints}
+            unique = {constraint["name"] for constraint in found.get_unique_constraints(table.name)}
+            assert unique == {
+                constraint.name for constraint in table.constraints if isinstance(constraint, UniqueConstraint)
+            }
+            foreign = {key["name"] for key in found.get_foreign_keys(table.name)}
+            assert foreign == {constraint.name for constraint in table.foreign_key_constraints}
     engine.dispose()
 
 
@@ -793,17 +797,17 @@ def test_a_new_sqlite_database_is_what_the_migrations_make(tmp_path: Path) -> No
         engine = create_engine(f"sqlite:///{tmp_path}/{name}.db")
         found = inspect(engine)
         shown = {
-            one: [
+            get_table_name: [
                 sorted(
                     (column["name"], str(column["type"]), column["nullable"], column["default"], column["primary_key"])
-                    for column in found.get_columns(one)
+                    for column in found.get_columns(get_table_name)
                 ),
-                found.get_pk_constraint(one)["constrained_columns"],
-                sorted(found.get_foreign_keys(one), key=str),
-                sorted(found.get_unique_constraints(one), key=str),
-                sorted(found.get_indexes(one), key=str),
+                found.get_pk_constraint(get_table_name)["constrained_columns"],
+                sorted(found.get_foreign_keys(get_table_name), key=str),
+                sorted(found.get_unique_constraints(get_table_name), key=str),
+                sorted(found.get_indexes(get_table_name), key=str),
             ]
-            for one in found.get_table_names()
+            for get_table_name in found.get_table_names()
         }
         with engine.connect() as connection:
             shown["version"] = migrate.current(connection)

@@ -95,9 +95,9 @@ def busy(origin: Origin, table: str, kinds: tuple[str, ...]) -> Iterator[None]:
     with ExitStack() as opened:
         works = [count_up(origin, table, counter, kinds) for counter in range(COUNTERS)]
         works += [ask_for_status(origin) for _ in range(2)]
-        for one in works:
-            opened.callback(one.close)
-        with beside(*(partial(next, one) for one in works)):
+        for work in works:
+            opened.callback(work.close)
+        with beside(*(partial(next, work) for work in works)):
             yield
 
 

@@ -38,8 +38,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     made = open_store(f"file://{tmp_path}/made")
     batches = stage(made, *([Made([insert(one)])] for one in WHOLE))
     put_start(made, "shop", batches[0].begin, pipeline="p")
-    for one in batches:
-        commit(made, one)
+    for batch in batches:
+        commit(made, batch)
 
     def in_directory() -> tuple[ObjectStore, list[Manifest]]:
         folder = tmp_path / uuid.uuid4().hex

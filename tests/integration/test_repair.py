@@ -145,7 +145,7 @@ def test_keys_that_begin_alike_are_copied_verified_and_repaired_whatever_the_ser
         for table in LONG_KEYS:
             run.target(f"DELETE FROM {table} WHERE v = 17", f"UPDATE {table} SET v = -1 WHERE v = {LONG - 1}")
         done = hostile("verify")
-        found = {one["table"]: sum(one["differences"].values()) for one in done.document["tables"]}
+        found = {table["table"]: sum(table["differences"].values()) for table in done.document["tables"]}
         assert found == dict.fromkeys(LONG_KEYS, 2)
         assert hostile("repair").document["equal"] is True
     finally:
@@ -155,7 +155,7 @@ def test_keys_that_begin_alike_are_copied_verified_and_repaired_whatever_the_ser
 def differing(run: Verified) -> list[str]:
     """What `lockstep status` says of rows that a verification has found to differ; it fails by them."""
     done = run("status")
-    found = [one["what"] for one in done.document["problems"] if one["code"] == "verify.differs"]
+    found = [problem["what"] for problem in done.document["problems"] if problem["code"] == "verify.differs"]
     assert done.code == (4 if found else 0)
     return found
 
@@ -163,7 +163,7 @@ def differing(run: Verified) -> list[str]:
 def repaired(run: Verified, *tables: str, authoritative: bool = False, applied: bool = True) -> Result:
     """Repairs what a verification finds. applied: the target then gets what is staged, as by a run."""
     found = run.verify(*tables)
-    keys = {name: [one.key for one in result.findings] for name, result in found.items() if result.findings}
+    keys = {name: [finding.key for finding in result.findings] for name, result in found.items() if result.findings}
     apply = (lambda: [write(run, name) for name in keys]) if applied else None
     with verifier_lease(run.opened, "copy") as lease:
         return repair(run.job(lease=lease), keys, apply=apply, authoritative=authoritative)
@@ -208,7 +208,7 @@ def test_rows_are_found_by_keys_of_every_type(verified: Callable[..., Verified])
     kinds = {name: dict(list(KEYS.items())[number :: len(names)]) for number, name in enumerate(names)}
 
     def inserted(name: str, place: int, v: str) -> str:
-        return f"INSERT IGNORE INTO {name} VALUES ({', '.join(one[place] for one in kinds[name].values())}, '{v}')"
+        return f"INSERT IGNORE INTO {name} VALUES ({', '.join(kind[place] for kind in kinds[name].values())}, '{v}')"
 
     for name in names:
         columns = ", ".join(f"k_{column} {kind} NOT NULL" for column, (kind, *_) in kinds[name].items())
@@ -422,7 +422,7 @@ def test_of_several_source_tables_each_row_comes_from_its_own(verified: Callable
     done = repaired(run, "all", applied=False)
     assert (done.rows, done.deletes) == (3, 1)
     chunks = [chunk for batch in run.chain for chunk in batch.chunks]
-    assert {(one.table.partition(".")[2], one.rows) for one in chunks} == {("all_a", 2), ("all_b", 3)}
+    assert {(chunk.table.partition(".")[2], chunk.rows) for chunk in chunks} == {("all_a", 2), ("all_b", 3)}
     state = {row[0]: row[1] for row in in_stage(run, "all")}
     assert state == {row[0]: row[1] for table in ("all_a", "all_b") for row in at_source(run, table)}
 
@@ -482,7 +482,7 @@ def test_the_error_value_of_an_enum_in_a_key_is_not_taken_for_the_label(
         lenient, "INSERT INTO coded VALUES (0, 2, 'surplus')" if "part" in key else "DELETE FROM coded WHERE id + 0 = 0"
     )
     refuses(run, "coded")
-    assert ERROR_SHOWN in [one.key["id"] for one in run.verify("coded")["coded"].findings]
+    assert ERROR_SHOWN in [finding.key["id"] for finding in run.verify("coded")["coded"].findings]
 
 
 @FIRST_MARIADB
@@ -537,7 +537,7 @@ def test_what_a_killed_repair_has_staged_is_applied_and_neither_looked_up_nor_co
     done = repaired(shop, "number")
     assert (done.settled, done.batches, done.before["number"].differences) == (True, (), 0)
     chunks = [chunk for batch in shop.chain for chunk in batch.chunks]
-    assert [one.rows for one in chunks if one.by_key] == [2]
+    assert [chunk.rows for chunk in chunks if chunk.by_key] == [2]
     assert shop.verify("number")["number"].equal
 
 
@@ -579,12 +579,12 @@ def test_the_command_shows_stages_and_counts_chosen_findings(verified: Callable[
     first, second = run("verify").document["tables"][0]["findings"]
     told = run.ok("repair", "number", "--dry-run")
     assert (told["batches"], told["rows"], told["after"]) == ([], 0, None)
-    assert [one["columns"] for one in told["before"][0]["findings"]] == [
+    assert [finding["columns"] for finding in told["before"][0]["findings"]] == [
         {"v": {"source": "v2", "target": "fault"}}, {"v": {"source": "v3", "target": "fault"}}
     ]  # fmt: skip
     staged = run.ok("repair", "--finding", first["id"], "--stage-only")
     assert (len(staged["batches"]), staged["rows"], staged["deletes"]) == (1, 1, 0)
-    assert [one["key"] for one in staged["before"][0]["findings"]] == [first["key"]] != [second["key"]]
+    assert [finding["key"] for finding in staged["before"][0]["findings"]] == [first["key"]] != [second["key"]]
     assert run("repair", "--finding", "0").error["code"] == "usage.unknown_name"
     assert run("repair", "other").error["code"] == "usage.unknown_name"
 

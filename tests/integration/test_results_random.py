@@ -128,7 +128,7 @@ def test_any_table_is_read_as_it_is_streamed(any_server: SqlServer, data: st.Dat
     sessions = data.draw(st.lists(st.sampled_from(_SESSIONS), max_size=3, unique=True))
     database = f"any_{next(_NUMBER)}"
     definition = ", ".join(f"`c {n}` {kind}" for n, (kind, _) in enumerate(columns))
-    values = ", ".join(f"({n}, {', '.join(one)})" for n, one in enumerate(rows))
+    values = ", ".join(f"({n}, {', '.join(row)})" for n, row in enumerate(rows))
     statements: list[str] = [
         "SET SESSION sql_mode = 'ALLOW_INVALID_DATES'",
         f"CREATE DATABASE {database}",

@@ -358,7 +358,7 @@ def test_a_document_that_the_server_does_not_print_is_refused_and_not_read_as_an
 
         assert documents(1) == ["{}"]
         if any_server.mariadb:
-            assert [len(one) for one in documents(2)] == [(3 << 20) + 4]
+            assert [len(document) for document in documents(2)] == [(3 << 20) + 4]
         else:
             error = refused(Refused, "source.too_large", lambda: documents(2))
             assert "max_allowed_packet" in error.remedy

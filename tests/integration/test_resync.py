@@ -96,7 +96,7 @@ def test_rows_that_changed_unlogged_are_copied_again_and_those_that_are_gone_go(
     line = make_line(tables=RESYNC)
     setup, statements = UNLOGGED[kind]
     if kind == "create or replace" and not line.origin.mariadb:
-        statements = ("DROP TABLE t", *(one.replace("OR REPLACE ", "") for one in statements))
+        statements = ("DROP TABLE t", *(statement.replace("OR REPLACE ", "") for statement in statements))
     line.origin.execute(*setup)
     line.drain()
     before = line.chain[-1].end.position

@@ -57,8 +57,8 @@ def queried(
 def claimed(run: Verified) -> list[int]:
     """Rows of each claim of a reverse query."""
     chunks = [chunk for batch in run.chain for chunk in batch.chunks]
-    assert all(one.by_key for one in chunks if one.queried)
-    return [one.rows for one in chunks if one.queried]
+    assert all(chunk.by_key for chunk in chunks if chunk.queried)
+    return [chunk.rows for chunk in chunks if chunk.queried]
 
 
 @FIRST_MYSQL
@@ -86,10 +86,10 @@ def test_old_changes_that_no_target_has_become_the_rows_of_the_source_and_are_as
     run.extract()
     assert queried(run).keys == 1
     assert run.meta.copied.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
-    before = {one.batch_id for one in run.meta.batches.find("shop")}
+    before = {batch.batch_id for batch in run.meta.batches.find("shop")}
     run.lose_meta()
     run.rebuild()
-    assert {one.batch_id for one in run.meta.batches.find("shop")} == before
+    assert {batch.batch_id for batch in run.meta.batches.find("shop")} == before
     assert run.meta.copied.repaired("shop", 1e6) == 0
     assert manifests.verify(run.store, "shop", deep=True) == []
 
@@ -355,7 +355,7 @@ def test_check_names_the_tables_that_the_account_may_not_read(verified: Callable
         place = run.environ["SOURCE"].rpartition("@")[2]
         export({**run.environ, "SOURCE": f"mysql://reading_{name}:secret@{place}"})
         report = check(run.pipeline)
-        (found,) = [one for one in report.findings if "reverse query" in one.subject]
+        (found,) = [finding for finding in report.findings if "reverse query" in finding.subject]
         assert (found.status, f"{name}.shut" in found.what, f"{name}.open" in found.what) == ("warn", True, False)
     finally:
         run.origin.execute_on_server(f"DROP USER reading_{name}@'%'")

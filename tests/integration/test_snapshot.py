@@ -574,13 +574,13 @@ def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
         read(line, "number")
     assert len(set(threads)) == 3
     monkeypatch.setattr(copier._ChunkReader, "_read", before)
-    first = {one.chunk.number for one in line.meta.copies.chunks("shop")}
+    first = {chunk.chunk.number for chunk in line.meta.copies.chunks("shop")}
     copy(line, "number")
     (chunks,) = [one.chunks for one in line.chain if one.copied]
-    numbers = {one.number for one in chunks}
+    numbers = {chunk.number for chunk in chunks}
     assert first <= numbers  # what was read before the kill is in the stage, and was not read again
     assert len(tried - first) <= 3
-    assert sum(one.rows for one in chunks) == 300
+    assert sum(chunk.rows for chunk in chunks) == 300
     is_equal(line, "number")
 
 
@@ -593,7 +593,7 @@ def test_a_chunk_that_takes_too_long_makes_the_next_ones_smaller(
     monkeypatch.setattr(chunks_module, "chunk_rows", lambda size_bytes, row_bytes: 190)
     copy(line, "number")
     (chunks,) = [one.chunks for one in line.chain if one.copied]
-    assert [one.rows for one in chunks] == [190] + 10 * [1]
+    assert [chunk.rows for chunk in chunks] == [190] + 10 * [1]
     is_equal(line, "number")
 
 

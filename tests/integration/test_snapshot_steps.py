@@ -52,7 +52,7 @@ def line(make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 def read(line: Lab, *names: str) -> dict[str, Refused]:
-    tables = chosen(line.meta, "shop", [f"{line.origin.name}.{one}" for one in names]) or pending(line.meta, "shop")
+    tables = chosen(line.meta, "shop", [f"{line.origin.name}.{name}" for name in names]) or pending(line.meta, "shop")
     with copier_lease(line.opened, "shop") as lease:
         return steps.read_tables(line.opened, "shop", tables, lease)
 
@@ -68,7 +68,7 @@ def extracted(line: Lab) -> bool:
 
 def states(line: Lab) -> dict[str, CopyState]:
     (source,) = line.meta.status.find().sources
-    return {one.table.partition(".")[2]: one.state for one in source.copies}
+    return {copy.table.partition(".")[2]: copy.state for copy in source.copies}
 
 
 def due(line: Lab) -> list[str]:
@@ -171,7 +171,7 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
     line: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failures() -> list[tuple[str, str, str]]:
-        return [(one.task, one.subject, one.code) for one in line.meta.status.find().failures]
+        return [(failure.task, failure.subject, failure.code) for failure in line.meta.status.find().failures]
 
     def broken(*_: object, **__: object) -> None:
         raise ConnectionLost("Lost.", where="shop", remedy="wait")

@@ -34,7 +34,10 @@ def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: 
         "CREATE TABLE taken (id INT PRIMARY KEY, _cdc_seq INT)",
         "CREATE VIEW seen AS SELECT 1 AS one",
     )
-    found = {one.table: one for one in find_tables(origin.control, lambda database, table: database == origin.name)}
+    found = {
+        find_table.table: find_table
+        for find_table in find_tables(origin.control, lambda database, table: database == origin.name)
+    }
     assert sorted(found) == ["by_prefix", "by_unique", "good", "keyless", "seen", "taken"]
     assert [name for name, one in found.items() if not one.problem] == ["by_prefix", "by_unique", "good", "keyless"]
     good = found["good"].schema
@@ -141,7 +144,7 @@ def test_key_and_columns_are_the_ones_that_the_server_itself_takes(origin: Origi
         for number in range(len(tables)):
             known = table_schema(origin.control, origin.name, f"t{number}")
             assert known is not None
-            plain = [one.name for one in known.columns if not one.generated]
+            plain = [column.name for column in known.columns if not column.generated]
             changes = (
                 f"INSERT INTO t{number} ({', '.join(plain)}) VALUES ({', '.join(['1'] * len(plain))})",
                 f"UPDATE t{number} SET {plain[0]} = 2", f"DELETE FROM t{number}",
@@ -152,7 +155,7 @@ def test_key_and_columns_are_the_ones_that_the_server_itself_takes(origin: Origi
             part, known = logged[f"t{number}"], table_schema(origin.control, origin.name, f"t{number}")
             assert known is not None
             assert (part.schema.key, known.key) == ((key,) if key else (),) * 2, shape
-            assert [one.name for one in part.schema.columns] == [one.name for one in known.columns], shape
+            assert [column.name for column in part.schema.columns] == [column.name for column in known.columns], shape
             assert part.rows.num_rows == 6
     finally:
         origin.execute_on_server("SET GLOBAL binlog_row_metadata = FULL")
@@ -211,7 +214,7 @@ def test_a_look_at_the_tables_hides_no_emptied_memory_table_from_the_log(mysql9:
         mysql9.stop()
         mysql9.restart()
         with mysql9.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            assert [one.rows for one in find_tables(connection, lambda database, _: database == m)] == [0]
+            assert [table.rows for table in find_tables(connection, lambda database, _: database == m)] == [0]
             survey_tables(
                 connection, lambda database, _: database == m, known={f"{m}.t"}, grants=Grants(frozenset(), ()),
                 end_of_log=lambda: Position(0, "binlog.000001", 4),
@@ -252,7 +255,7 @@ def test_check_takes_letters_of_a_pattern_as_the_server_takes_names(
     monkeypatch.setattr("cdc_core.operations.check.check_sources.lower_case_names", lambda connection: True)
     findings, pipeline = Findings(), made_pipeline(NOWHERE, origin.name.upper())
     found = check_tables(pipeline, pipeline.sources[0], origin.control, findings)
-    assert [one.table for schemas in found.logical.values() for one in schemas] == ["t"]
+    assert [schema.table for schemas in found.logical.values() for schema in schemas] == ["t"]
     assert [one.what for one in findings.made if "no table matches" in one.what] == []
 
 

@@ -43,7 +43,7 @@ def restarts(way: tuple[SqlServer, bool]) -> bool:
 
 
 def drain(origin: Origin, start: Checkpoint, before: Sequence[Block] = (), **options: Any) -> list[Block]:
-    known = [one for block in before for one in block.definitions]
+    known = [definition for block in before for definition in block.definitions]
     place = replace(start, position=before[-1].end) if before else start
     return [*before, *origin.drain(place, history=known, **options)]
 
@@ -204,8 +204,8 @@ def test_a_column_that_is_added_again_is_an_unlogged_change_and_its_old_values_a
     steps = (CREATE, "INSERT INTO t VALUES (1, 5)", *steps)
     assert refusal(lambda: played(origin, steps, restarts)).code == "source.unlogged_change"
     read = played(origin, [step.replace(" t", " u") for step in steps], restarts, on_unlogged_change="record")
-    marks = [one for block in read for one in block.definitions if one.emptied]
-    assert [(one.schema.table, one.emptied[0].lower()) for one in marks] == [("u", "c")]
+    marks = [definition for block in read for definition in block.definitions if definition.emptied]
+    assert [(mark.schema.table, mark.emptied[0].lower()) for mark in marks] == [("u", "c")]
     assert marks[0].ts_us > 0
     assert len([note for note in notes(read) if "needs re-sync" in note]) == 1 + ("CHANGE" in steps[2])
 

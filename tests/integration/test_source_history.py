@@ -163,7 +163,7 @@ def names(request: pytest.FixtureRequest, origin: Origin) -> Iterator[bool]:
 
 
 def read(origin: Origin, start: Checkpoint, *before: Block) -> list[Block]:
-    known = [one for block in before for one in block.definitions]
+    known = [definition for block in before for definition in block.definitions]
     return origin.drain(start, history=known, on_unlogged_change="record")
 
 
@@ -196,7 +196,9 @@ def test_rows_have_the_definition_of_their_place_after_a_restart_and_later_chang
         for blocks in ([*before, *after], again):
             wanted = [(f"{table}{number}", row) for table, row in case.rows]
             assert [(table, row) for table, row in rows(blocks) if table.endswith(str(number))] == wanted, name
-    assert [one for block in again for one in block.definitions if one.schema.table != "elsewhere"] == []
+    assert [
+        definition for block in again for definition in block.definitions if definition.schema.table != "elsewhere"
+    ] == []
 
 
 def test_what_a_table_was_is_never_guessed(origin: Origin, names: bool) -> None:
@@ -246,7 +248,7 @@ def test_a_definition_known_before_its_table_was_left_out_for_a_time_does_not_co
         origin.execute("INSERT INTO t VALUES (1, 2, 3)")
         first = read(origin, start)
         origin.execute("ALTER TABLE t CHANGE a b INT, CHANGE b a INT", "INSERT INTO t VALUES (2, 3, 4)")
-        known = [one for block in first for one in block.definitions]
+        known = [definition for block in first for definition in block.definitions]
         place = replace(start, position=first[-1].end)
         options = {"on_unlogged_change": "record"}
         without = origin.drain(place, include=[rf"{origin.name}\.u"], history=known, **options)
@@ -276,7 +278,7 @@ def test_a_table_altered_past_the_log_is_read_right_or_refused_after_a_restart(o
     assert (severity(type(error)), error.code) == (Refused, "source.incomplete_rows")
     assert "sql_log_bin" in error.what
     assert "b int, a int" in error.what
-    known = [one for block in first for one in block.definitions]
+    known = [definition for block in first for definition in block.definitions]
     left_out = origin.drain(place, history=known, on_unreadable="isolate")
     assert rows(left_out) == [("u", {"id": 4})]
     assert list(left_out[-1].isolated) == [f"{origin.name}.t"]

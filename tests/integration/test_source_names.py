@@ -115,7 +115,7 @@ def test_a_name_is_read_in_every_client_character_set(origin: Origin) -> None:
                 cursor.execute(b"TRUNCATE /* ' */ TABLE " + (b"`" + raw + b"`" if quoted else raw))
                 expected.append((charset, quoted, name))
             origin.execute(f"DROP TABLE `{name}`")
-    found = [one.tables for one in statements(origin, start) if one.verb == "TRUNCATE"]
+    found = [statement.tables for statement in statements(origin, start) if statement.verb == "TRUNCATE"]
     assert len(found) == len(expected)
     quoted_in = {charset for charset, quoted, _ in expected if quoted}
     assert quoted_in == charsets - {"ascii"}
@@ -185,7 +185,7 @@ def test_a_column_of_any_name_is_added_with_or_without_a_value_as_the_rows_show(
                 run(f"ALTER TABLE t {clauses[3]}")
                 shown.append(False)
             wanted += [(clause, value_shown, False) for clause, value_shown in zip(clauses, shown, strict=False)]
-    found = [bool(one.unlogged) for one in statements(origin, start) if one.verb == "ALTER TABLE"]
+    found = [bool(statement.unlogged) for statement in statements(origin, start) if statement.verb == "ALTER TABLE"]
     assert len(found) == len(wanted) > 700
     assert [(clause, judged) for (clause, _, _), judged in zip(wanted, found, strict=True)] == [
         (clause, shown) for clause, shown, _ in wanted

@@ -223,10 +223,10 @@ def test_a_column_in_the_temporal_form_of_before_mariadb_10_1_is_refused(origin:
     origin.execute("INSERT INTO old VALUES (1, '2024-02-29 23:59:59.987')")
     error = error_of(Refused, "source.unsupported_table", lambda: origin.drain(start))
     assert "ALTER TABLE ... FORCE" in error.remedy
-    (found,) = (one for one in find_tables(origin.control, lambda *name: name == (origin.name, "old")))
+    (found,) = (table for table in find_tables(origin.control, lambda *name: name == (origin.name, "old")))
     assert (found.schema, "datetime(3)" in found.problem) == (None, True)
     origin.execute("ALTER TABLE old FORCE")
-    assert [one.problem for one in find_tables(origin.control, lambda *name: name == (origin.name, "old"))] == [""]
+    assert [table.problem for table in find_tables(origin.control, lambda *name: name == (origin.name, "old"))] == [""]
 
 
 def test_a_start_inside_a_transaction_stops_instead_of_losing_rows(origin: Origin) -> None:

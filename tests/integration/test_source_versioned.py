@@ -70,7 +70,7 @@ def test_a_table_whose_own_columns_have_these_names_is_read(origin: Origin) -> N
 
 def test_init_leaves_it_out_and_check_warns_of_it(origin: Origin, tmp_path: Any) -> None:
     origin.execute(f"CREATE TABLE t {SHAPES['columns of its own']}", "CREATE TABLE u (id INT PRIMARY KEY)")
-    (one,) = [one for one in find_tables(origin.control, lambda d, t: d == origin.name) if one.table == "t"]
+    (one,) = [table for table in find_tables(origin.control, lambda d, t: d == origin.name) if table.table == "t"]
     assert (one.kind, one.schema) == ("table", None)
     export({"SOURCE": origin.sql.url})
     made = draft(Wishes("shop", "env:SOURCE", (rf"{origin.name}\..*",), tmp_path))

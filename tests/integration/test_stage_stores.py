@@ -267,16 +267,16 @@ def test_unfinished_multipart_uploads_are_discarded_when_old(bucket, s3_server):
     )
     begun = {begin(ended), begin(live), begin(other), begin("runs/r/part")}
     outside = client.create_multipart_upload(Bucket=bucket, Key="y/part")["UploadId"]
-    assert {one.path for one in store.leftovers()} == begun
+    assert {leftover.path for leftover in store.leftovers()} == begun
     assert sweep(store, "shop", live_epoch=3).leftovers == ()
-    assert {one.path for one in sweep(store, "shop", live_epoch=3, older_than_s=-3600).leftovers} == {
+    assert {leftover.path for leftover in sweep(store, "shop", live_epoch=3, older_than_s=-3600).leftovers} == {
         ended,
         "runs/r/part",
     }
-    assert {one.path for one in store.leftovers()} == {live, other}
-    for one in store.leftovers():
-        store.discard(one)
-        store.discard(one)
+    assert {leftover.path for leftover in store.leftovers()} == {live, other}
+    for leftover in store.leftovers():
+        store.discard(leftover)
+        store.discard(leftover)
     assert [one["UploadId"] for one in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [outside]
 
 
@@ -291,7 +291,7 @@ def test_unfinished_uploads_of_copied_rows_are_discarded_when_their_copier_has_e
     copies = Copies(live_epoch=3)
     found = sweep(store, "shop", live_epoch=9, copies=copies, older_than_s=-3600).leftovers
     assert [one.path for one in found] == [ended]
-    assert {one.path for one in store.leftovers()} == {live, other}
+    assert {leftover.path for leftover in store.leftovers()} == {live, other}
 
 
 def refusal(store: ObjectStore) -> LockstepError:

@@ -59,7 +59,7 @@ class Pair:
 
     def create(self, pipeline: Pipeline, actions: Actions | None = None) -> dict[str, MadeTable]:
         results = create(pipeline, pipeline.targets[0], source_tables(pipeline), actions or Actions())
-        return {one.name: one for one in results}
+        return {result.name: result for result in results}
 
     def on_source(self, *statements: str, **settings: str) -> None:
         self.source.run(*statements, database=self.database)
@@ -142,9 +142,9 @@ def fill(pair: Pair) -> list[Sequence[Case]]:
         cursor.execute("SELECT VERSION()")
         version = tuple(int(part) for part in cursor.fetchone()[0].split("-")[0].split("."))
         cases = [
-            one for one in CASES
-            if flavor(pair.source) in one.on and one.since <= version and not one.globals
-            and (vectors or "VECTOR" not in one.type) and "'nope'" not in one.values  # no write takes an error value
+            case for case in CASES
+            if flavor(pair.source) in case.on and case.since <= version and not case.globals
+            and (vectors or "VECTOR" not in case.type) and "'nope'" not in case.values  # no write takes an error value
         ]  # fmt: skip
         groups = [cases[at : at + COLUMNS] for at in range(0, len(cases), COLUMNS)]
         cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'")
@@ -226,8 +226,8 @@ def test_defaults_keys_and_comments_are_those_of_the_source_and_the_rest_is_said
     assert bool(found.by_name["g"].generated) == same
     assert ("plain column with the source's values" in notes) != same
     assert found.by_name["g"].type == theirs.by_name["g"].type
-    assert [(one.name, one.unique, one.columns) for one in found.indexes] == [
-        (one.name, one.unique, one.columns) for one in theirs.indexes
+    assert [(index.name, index.unique, index.columns) for index in found.indexes] == [
+        (index.name, index.unique, index.columns) for index in theirs.indexes
     ]
     assert (found.comment, found.by_name["a"].comment) == ("rich", theirs.by_name["a"].comment)
     assert found.by_name["inv"].invisible
@@ -359,7 +359,7 @@ def test_masked_and_excluded_columns_have_the_types_of_what_is_staged(any_pair: 
     assert (there.column("digest").type, there.column("digest").generated) == (HASH, False)
     with opened(pair.target) as connection:
         found = read_definitions(connection, pair.made, ["people"])["people"]
-    assert {one.name for one in found.indexes} == {"PRIMARY", "mail", "born"}
+    assert {index.name for index in found.indexes} == {"PRIMARY", "mail", "born"}
     assert sum("is left out" in note for note in made.notes) == 2
 
 
@@ -468,8 +468,8 @@ def test_what_the_target_cannot_have_of_periods_and_long_keys_is_said(mariadb: M
         )
         made = pair.create(pair.pipeline(tables="'*': {database: MADE, no_key: rows}"), Actions(create=True))
         assert {one.state for one in made.values()} == {"created"}, made
-        assert [one for one in made[f"{pair.made}.stays"].notes if "FOR PORTION OF stay fails" in one]
-        assert [one for one in made[f"{pair.made}.wide"].notes if "index long_v is left out: the whole v" in one]
+        assert [note for note in made[f"{pair.made}.stays"].notes if "FOR PORTION OF stay fails" in note]
+        assert [note for note in made[f"{pair.made}.wide"].notes if "index long_v is left out: the whole v" in note]
         assert len(pair.on_target(f"SHOW INDEX FROM {pair.made}.wide")) == 2
 
 

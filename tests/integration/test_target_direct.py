@@ -327,7 +327,7 @@ def test_keys_of_text_and_bytes(server: Any, loads: list[bool], key: tuple[str, 
     with target_table(server, definition, {"a": pa.string(), "b": pa.binary()}, key) as table:
         assert table.write(rows).written == len(rows)
         assert loads == [True]
-        assert {one[0] for one in table.rows("a")} == set(texts)
+        assert {row[0] for row in table.rows("a")} == set(texts)
         table.clear()
         both = [Winner("u", {"a": text, "b": b"z"}, (at, at, 0, "one")) for at, text in enumerate(("q", "q "), 1)]
         counts = table.write(both)

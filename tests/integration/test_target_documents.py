@@ -56,7 +56,7 @@ def arrives(table: Table, texts: list[str], tmp_path: Path) -> None:
 
 
 def printed(table: Table, expressions: list[str]) -> list[str]:
-    return [table.query(f"SELECT CAST({one} AS CHAR)")[0][0] for one in expressions]
+    return [table.query(f"SELECT CAST({expression} AS CHAR)")[0][0] for expression in expressions]
 
 
 def test_numbers_arrive_with_all_of_their_digits(table: Table, tmp_path: Path) -> None:

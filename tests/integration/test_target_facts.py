@@ -255,7 +255,7 @@ def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_mea
         target = MysqlTarget.model_validate(
             {"name": "t", "connections": ["env:T"], "tables": dict.fromkeys(names, rule)}
         )
-        columns = tuple(one for one in SCHEMA.columns if one.name in ("id", "n"))
+        columns = tuple(column for column in SCHEMA.columns if column.name in ("id", "n"))
 
         def prepared() -> list[Destination]:
             with TargetSurvey(target, names) as survey:

@@ -411,7 +411,7 @@ def test_no_type_is_altered_while_indexes_are_due(made: Made) -> None:
         tables_locked(cursor, [made.table.name]),
     ):
         done = made.pair.create(made.pipeline, Actions(alter=True))[made.table.name]
-    assert [one for one in done.statements if "note" in one] == []
+    assert [statement for statement in done.statements if "note" in statement] == []
     assert any("note" in sql for _, sql in done.differences)
     assert "`more` int" in made.definition
     assert "`note` varchar(40)" in made.definition
@@ -465,10 +465,10 @@ def test_without_space_for_temporary_files_the_table_is_copied(made: Made, monke
 def test_two_at_once_build_once(made: Made) -> None:
     made.lose()
     threads = [threading.Thread(target=settle, args=(made.places,)) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert (made.names, made.noted) == (ALL, [])
 
 

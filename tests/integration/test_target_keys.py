@@ -168,9 +168,9 @@ class World:
                 kept.append(self._filtered(shard, winners, Path(scratch)))
             for shard, winners in zip(self.shards, kept, strict=True):
                 counts = shard.write(winners, run="r")
-                assert counts.written + counts.stale + counts.absent == sum(one.op != "x" for one in winners)
+                assert counts.written + counts.stale + counts.absent == sum(winner.op != "x" for winner in winners)
             for shard, winners in zip(self.shards, kept, strict=True):
-                shard.write([one for one in winners if one.op == "x"], run="r", ledger=False)
+                shard.write([winner for winner in winners if winner.op == "x"], run="r", ledger=False)
             for shard, winners in zip(self.shards, kept, strict=True):
                 if winners:
                     rows = record_batch(winners, shard.columns)
@@ -179,7 +179,7 @@ class World:
                     assert set(found) <= {"same", "newer"}, list(zip(winners, found, strict=True))
 
     def _filtered(self, shard: Table, winners: list[Winner], scratch: Path) -> list[Winner]:
-        judged = [one for one in winners if one.op != "x"]
+        judged = [winner for winner in winners if winner.op != "x"]
         if not judged:
             return winners
         rows = record_batch(judged, shard.columns)
@@ -190,7 +190,7 @@ class World:
             for one, had, version in zip(judged, held, versions, strict=True)
             if classify(had, version, upsert=one.op == "u", born=False, by_column=False)[0] is RowClass.STALE
         }
-        return [one for one in winners if id(one) not in stale]
+        return [winner for winner in winners if id(winner) not in stale]
 
     def everything(self) -> list[Any]:
         return [shard.everything() for shard in self.shards]

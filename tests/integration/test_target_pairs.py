@@ -130,10 +130,10 @@ def every_pair(server: Any) -> list[tuple[str, str]]:
     """Allowed pairs, whose types the server has."""
     mariadb = server.mariadb
     return [
-        (one, other)
-        for one in EDGES
+        (edge, other)
+        for edge in EDGES
         for other in TARGETS
-        if not pairs.problem(kind(one), kind(other)) and not (mariadb and "json" in (one, other))
+        if not pairs.problem(kind(edge), kind(other)) and not (mariadb and "json" in (edge, other))
     ]
 
 
@@ -192,13 +192,13 @@ def test_every_refused_pair_names_an_alter_that_helps(server: Any) -> None:
     mariadb = server.mariadb
     with target_table(server) as table:
         table.query("SET SESSION sql_mode = ''")  # a strict MariaDB makes nothing else of a geometry
-        for one in EDGES:
+        for edge in EDGES:
             others = [
                 (f"c{n}", other)
                 for n, other in enumerate(TARGETS)
-                if pairs.problem(kind(one), kind(other)) and not (mariadb and other == "json")
+                if pairs.problem(kind(edge), kind(other)) and not (mariadb and other == "json")
             ]
-            source = tuple(Column(name, kind(one)) for name, _ in others)
+            source = tuple(Column(name, kind(edge)) for name, _ in others)
             declared = ", ".join(f"{name} {other} NULL" for name, other in others)
             table.query(f"CREATE OR REPLACE TABLE {table.facts.database}.r (id INT PRIMARY KEY, {declared})" if mariadb
                         else f"CREATE TABLE {table.facts.database}.r (id INT PRIMARY KEY, {declared})")  # fmt: skip
@@ -207,7 +207,7 @@ def test_every_refused_pair_names_an_alter_that_helps(server: Any) -> None:
             with pytest.raises(Refused) as caught:
                 require_table(facts, schema, ["id"], name=facts.name, mariadb=mariadb)
             parts = caught.value.parts or (caught.value,)
-            assert len(parts) == len(others), one
+            assert len(parts) == len(others), edge
             assert {part.code for part in parts} == {"target.definition"}
             changes = [part.remedy.partition(". If the server ")[0].partition(" MODIFY ") for part in parts]
             table.query(f"{changes[0][0]} MODIFY {', MODIFY '.join(change for _, _, change in changes)}")

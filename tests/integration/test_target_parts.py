@@ -103,7 +103,7 @@ def test_parts_leave_what_one_transaction_leaves(table: Table) -> None:
         for size in (0, 1, 4):
             told = [table.write_in_parts(batch, size, run=f"run{at}") for at, batch in enumerate(batches)]
             figures = [(one.written, one.stale, one.absent, one.equal) for one in told]
-            assert [noted(table, f"run{at}")[0][:3] for at in range(3)] == [one[:3] for one in figures]
+            assert [noted(table, f"run{at}")[0][:3] for at in range(3)] == [figure[:3] for figure in figures]
             found.append((table.everything(), figures))
             table.clear()
         assert found[0] == found[1] == found[2]

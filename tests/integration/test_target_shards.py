@@ -113,7 +113,7 @@ def rows_of(databases: Any, order: Sequence[int], columns: str = "*") -> list[tu
 
 
 def rows(*values: dict[str, Any], seq: int = 1, absent: tuple[str, ...] = ()) -> pa.RecordBatch:
-    return record_batch([Winner("u", one, (seq, seq, 0, "one"), absent=absent) for one in values], COLUMNS)
+    return record_batch([Winner("u", value, (seq, seq, 0, "one"), absent=absent) for value in values], COLUMNS)
 
 
 def test_each_shard_takes_the_columns_and_the_json_that_it_has(databases: Any) -> None:

@@ -159,7 +159,7 @@ def test_versions_that_a_way_back_has_left_beside_a_table_do_not_stop_whoever_ha
         beside = replace(table.facts, beside=True)
         with pytest.raises(Refused):  # of a way back that no fence lets through
             prepare(table.connection, beside)
-        columns = tuple(one for one in beside.columns if one.name != "_cdc_version")
+        columns = tuple(column for column in beside.columns if column.name != "_cdc_version")
         prepare(table.connection, replace(beside, columns=columns))  # of one that is let through
         versions = f"{table.facts.database}.{versions_table(table.facts.table)}"
         table.query(f"INSERT INTO {versions} VALUES (1, X'00')")

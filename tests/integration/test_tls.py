@@ -206,7 +206,7 @@ def test_the_stream_of_the_log_and_the_bulk_connection_are_protected_alike(serve
     seen = 0
     with suppress(EndOfLog), closing(reader):
         while True:
-            seen = max([seen, *(one.start + one.header.length for one in reader.events(5.0))])
+            seen = max([seen, *(event.start + event.header.length for event in reader.events(5.0))])
     assert seen == end.offset
     with open_session(address, "streamed", where="x") as bulk, bulk.cursor() as cursor:
         cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")

@@ -93,7 +93,7 @@ def test_missing_surplus_swapped_and_shifted_rows_are_found_and_named(shop: Veri
     shop.target("UPDATE number SET at = at + INTERVAL 1 HOUR")
     result = shop.verify("number")["number"]
     assert result.found == {Wrong.TARGET: 40}
-    assert {tuple(one.columns) for one in result.findings} == {("at",)}
+    assert {tuple(finding.columns) for finding in result.findings} == {("at",)}
     assert result.findings[0].columns["at"] == ("2024-01-01 10:00:00", "2024-01-01 11:00:00")
 
 
@@ -124,7 +124,10 @@ def test_changes_that_the_target_has_not_applied_are_no_differences(shop: Verifi
     )
     shop.target("UPDATE number SET v = 'wrong' WHERE id IN (7, 35)")
     result = shop.verify("number")["number"]
-    assert [(dict(one.key)["id"], one.wrong) for one in result.findings] == [("35", Wrong.TARGET), ("7", Wrong.TARGET)]
+    assert [(dict(finding.key)["id"], finding.wrong) for finding in result.findings] == [
+        ("35", Wrong.TARGET),
+        ("7", Wrong.TARGET),
+    ]
     assert result.moving == 9 + 1 + 1 + 2
     shop.extract()  # staged now, still not applied
     assert len(shop.found("number")) == 2
@@ -163,14 +166,15 @@ def test_rows_without_a_key_are_counted_and_a_lag_is_no_difference(verified: Cal
     result = run.verify("number")["number"]
     assert (result.error, result.unsettled, result.moving) == (None, 0, 4)
     assert sorted(
-        (one.kind, one.key["id"], one.key["v"], one.source_rows, one.target_rows) for one in result.findings
+        (finding.kind, finding.key["id"], finding.key["v"], finding.source_rows, finding.target_rows)
+        for finding in result.findings
     ) == [
         (DifferenceKind.COPIES, "3", "v3", 2, 1),
         (DifferenceKind.COPIES, "5", "v5", 1, 2),
         (DifferenceKind.MISSING, "8", "v8", 1, 0),
         (DifferenceKind.SURPLUS, "8", "V8", 0, 1),
     ]
-    assert {one.wrong for one in result.findings} == {Wrong.TARGET}
+    assert {finding.wrong for finding in result.findings} == {Wrong.TARGET}
 
 
 @FIRST_MYSQL
@@ -181,7 +185,7 @@ def test_without_a_key_a_truncate_that_the_target_lacks_is_no_difference(verifie
     result = run.verify("number")["number"]
     assert (result.error, result.differences, result.unsettled, result.moving) == (None, 0, 0, 11)
     run.target("INSERT INTO number VALUES (77, 'astray', NULL)", "INSERT INTO number SELECT * FROM number WHERE id = 6")
-    assert sorted(one.key["id"] for one in run.verify("number")["number"].findings) == ["6", "77"]
+    assert sorted(finding.key["id"] for finding in run.verify("number")["number"].findings) == ["6", "77"]
     run.target("DELETE FROM number WHERE id = 6 LIMIT 1", "DELETE FROM number WHERE id = 77")
     run.consumed()
     assert run.verify("number")["number"].found == {Wrong.TARGET: 11}
@@ -213,8 +217,8 @@ def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) ->
     )  # fmt: skip
     result = run.verify("number")["number"]
     assert [
-        (one.kind, one.wrong, one.key["id"], [name.rpartition("_")[2] for name in one.shards])
-        for one in result.findings
+        (finding.kind, finding.wrong, finding.key["id"], [name.rpartition("_")[2] for name in finding.shards])
+        for finding in result.findings
     ] == [
         (DifferenceKind.DIFFERS, Wrong.TARGET, "4", ["1"]),
         (DifferenceKind.COPIES, Wrong.TARGET, "6", ["0", "1"]),
@@ -238,7 +242,7 @@ def test_rows_without_a_key_in_the_wrong_shard_are_found(verified: Callable[...,
     )  # fmt: skip
     run.source("DELETE FROM number WHERE id = 1", "INSERT INTO number VALUES (5, 1)")  # a lag
     result = run.verify("number")["number"]
-    assert [(one.kind, one.wrong, one.key["id"]) for one in result.findings] == [
+    assert [(finding.kind, finding.wrong, finding.key["id"]) for finding in result.findings] == [
         (DifferenceKind.SURPLUS, Wrong.TARGET, "1"), (DifferenceKind.COPIES, Wrong.TARGET, "3"),
     ]  # fmt: skip
     assert (result.moving, result.unsettled) == (1, 0)
@@ -301,7 +305,7 @@ def test_filters_and_masks_are_applied_to_what_is_expected(verified: Callable[..
     assert run.verify("number")["number"].equal
     run.target("UPDATE number SET v = REPEAT('0', 64) WHERE id = 1", "INSERT INTO number VALUES (35, '', NULL)")
     result = run.verify("number")["number"]
-    assert [(one.kind, one.key["id"], dict(one.columns)) for one in result.findings] == [
+    assert [(finding.kind, finding.key["id"], dict(finding.columns)) for finding in result.findings] == [
         (DifferenceKind.DIFFERS, "1", {"v": (None, None)}),
         (DifferenceKind.SURPLUS, "35", {}),
     ]
@@ -417,7 +421,7 @@ def test_the_command_says_what_differs_and_keeps_evidence(shop: Verified) -> Non
     assert different.error["code"] == "verify.differs"
     (told,) = different.document["tables"]
     assert told["moving"] == 1
-    assert [(one["key"], one["wrong"], one["columns"]) for one in told["findings"]] == [
+    assert [(finding["key"], finding["wrong"], finding["columns"]) for finding in told["findings"]] == [
         ({"id": "2"}, "target", {"v": {"source": "v2", "target": "fault"}})
     ]
     for_people = command("number", json=False)
@@ -463,7 +467,7 @@ def test_rows_that_were_never_staged_are_judged_as_far_as_that_goes(verified: Ca
     run.target("UPDATE number SET v = 'own' WHERE id IN (1, 2)")
     run.source("UPDATE number SET v = 'later' WHERE id IN (2, 3)")
     result = run.verify("number")["number"]
-    assert [(one.key["id"], one.wrong) for one in result.findings] == [("1", Wrong.UNKNOWN)]
+    assert [(finding.key["id"], finding.wrong) for finding in result.findings] == [("1", Wrong.UNKNOWN)]
     assert (result.moving, result.unsettled) == (1, 1)  # what row 2 was before its change, the target never had
     assert not result.equal
 
@@ -496,7 +500,8 @@ def test_several_tables_that_feed_one_and_one_that_feeds_two_are_verified(verifi
     run.source("UPDATE all_b SET v = 'later' WHERE id = 107")
     result = run.verify()
     assert {
-        name: [(one.kind, one.wrong, one.key["id"]) for one in found.findings] for name, found in result.items()
+        name: [(finding.kind, finding.wrong, finding.key["id"]) for finding in found.findings]
+        for name, found in result.items()
     } == {
         "all": [(DifferenceKind.MISSING, Wrong.TARGET, "105")],
         "all_a": [(DifferenceKind.DIFFERS, Wrong.TARGET, "3")],
@@ -525,7 +530,9 @@ def test_a_row_that_no_change_explains_is_found_where_another_table_has_its_key(
     run.source("INSERT INTO all_b VALUES (1, 2)")  # the target has not applied it
     run.unlogged("INSERT INTO all_b VALUES (2, 2)")
     result = run.verify("all")["all"]
-    assert [(one.wrong, one.key["id"], one.source_rows) for one in result.findings] == [(Wrong.STAGE, "2", 2)]
+    assert [(finding.wrong, finding.key["id"], finding.source_rows) for finding in result.findings] == [
+        (Wrong.STAGE, "2", 2)
+    ]
     assert (result.moving, result.unsettled) == (1, 0)
 
 

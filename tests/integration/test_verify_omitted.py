@@ -30,7 +30,7 @@ def test_a_table_that_became_system_versioned_is_named_and_its_stale_rows_are_no
 
     done = run("verify")
     assert (done.code, done.document["equal"]) == (3, False)
-    of = {one["table"]: one for one in done.document["tables"]}
+    of = {table["table"]: table for table in done.document["tables"]}
     assert {name: one["verdict"] for name, one in of.items()} == {"number": "not compared", "other": "equal"}
     assert of["number"]["error"]["code"] == "verify.not_comparable"
     assert "system-versioned" in of["number"]["error"]["what"]

@@ -93,14 +93,14 @@ def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, m
     result = shop.verify("number")["number"]
     assert sorted(map(int, read)) == list(range(40))
     assert (result.ranges, result.source_rows, result.target_rows) == (6, 40, 40)
-    assert [(one.kind, one.key["id"]) for one in result.findings] == [
+    assert [(finding.kind, finding.key["id"]) for finding in result.findings] == [
         (DifferenceKind.SURPLUS, "-5"), (DifferenceKind.MISSING, "6"), (DifferenceKind.MISSING, "39"),
         (DifferenceKind.SURPLUS, "99"),
     ]  # fmt: skip
-    assert [len(one.shards) for one in result.findings] == [1, 0, 0, 0], "more are named than are shown"
+    assert [len(finding.shards) for finding in result.findings] == [1, 0, 0, 0], "more are named than are shown"
     monkeypatch.setattr(verify_progress, "KEPT_BYTES", 200)
     result = shop.verify("number")["number"]
-    assert ([one.key["id"] for one in result.findings], result.differences) == (["-5", "6"], 4)
+    assert ([finding.key["id"] for finding in result.findings], result.differences) == (["-5", "6"], 4)
 
 
 @FIRST_MYSQL
@@ -119,7 +119,7 @@ def test_killed_it_continues_after_the_last_range_and_keeps_what_it_had_found(
     assert sorted(map(int, read)) == sorted([*range(21, 40), 3, 5, 6, 30]), "of the rest, what is shown"
     assert any("continues after 21 verified rows" in line for line in said)
     (result,) = found.results
-    assert [(one.key["id"], one.columns.get("v")) for one in result.findings] == [
+    assert [(finding.key["id"], finding.columns.get("v")) for finding in result.findings] == [
         ("3", ("v3", "fault, too")), ("5", None), ("6", None), ("30", ("v30", "fault")),
     ]  # fmt: skip
     assert (result.source_rows, result.target_rows, result.found) == (40, 39, {"target": 4}) == (
@@ -153,7 +153,7 @@ def tallied(run: Verified) -> dict[str, Any]:
     assert known is not None
     progress = VerifyProgress.from_text(known.progress)
     assert progress is not None
-    return {name: dict(one.found) for name, one in progress.tables.items()}
+    return {name: dict(table.found) for name, table in progress.tables.items()}
 
 
 @pytest.mark.matrix
@@ -211,7 +211,7 @@ def test_what_was_verified_at_another_server_is_verified_again(
                 (result,) = verify(job).results
         finally:
             cursor.execute(f"DROP DATABASE {shop.place}")
-    assert [(one.kind, one.key["id"]) for one in result.findings] == [(DifferenceKind.MISSING, "0")]
+    assert [(finding.kind, finding.key["id"]) for finding in result.findings] == [(DifferenceKind.MISSING, "0")]
     assert (result.source_rows, result.target_rows) == (40, 39)
     assert any("number begins from the start" in line for line in said)
 
@@ -264,7 +264,7 @@ def test_several_tables_that_feed_one_are_cut_by_one_after_the_other(
     assert sorted(map(int, read)) == sorted([*range(0, 60, 3), *range(31, 100, 3)])
     run.target("DELETE FROM `all` WHERE id IN (0, 31, 57, 97)", "INSERT INTO `all` VALUES (1000, '', NULL)")
     found = run.verify("all")["all"]
-    assert sorted(int(str(one.key["id"])) for one in found.findings) == [0, 31, 57, 97, 1000]
+    assert sorted(int(str(finding.key["id"])) for finding in found.findings) == [0, 31, 57, 97, 1000]
 
 
 @FIRST_MARIADB
@@ -392,7 +392,9 @@ def test_what_a_verification_has_found_counts_until_another_has_compared_those_r
 
     def outstanding() -> tuple[list[tuple[str, str]], dict[str, int], str]:
         paths, document = evidence.outstanding(open_stage(run.pipeline.stage), "copy")
-        found = [(one["table"], finding["key"]["id"]) for one in document["tables"] for finding in one["findings"]]
+        found = [
+            (table["table"], finding["key"]["id"]) for table in document["tables"] for finding in table["findings"]
+        ]
         assert len(paths) == len(set(paths))
         (status,) = run.meta.status.find(["copy"]).verifications
         newest = verification_documents(status, run.meta.now_us())[0]

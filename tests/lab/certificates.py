@@ -74,7 +74,8 @@ class Authority:
         )
         if hosts:
             names = [
-                x509.IPAddress(ipaddress.ip_address(one)) if one[0].isdigit() else x509.DNSName(one) for one in hosts
+                x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
+                for host in hosts
             ]
             made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return made.sign(_key(self.number), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

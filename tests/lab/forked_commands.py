@@ -74,7 +74,7 @@ class ForkedCommands:
 
     def _order(self, arguments: Sequence[object], directory: Path, environ: Mapping[str, str]) -> dict[str, Any]:
         return {
-            "arguments": [str(one) for one in arguments],
+            "arguments": [str(argument) for argument in arguments],
             "directory": str(directory),
             "environ": dict(environ),
         }

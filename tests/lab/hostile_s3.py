@@ -51,7 +51,7 @@ class Answer:
 
     def header(self, name: str, value: str | None) -> Answer:
         """With this header instead of its own; None: without it."""
-        kept = tuple(one for one in self.headers if one[0].lower() != name.lower())
+        kept = tuple(header for header in self.headers if header[0].lower() != name.lower())
         return replace(self, headers=kept if value is None else (*kept, (name, value)))
 
     def with_body(self, body: bytes) -> Answer:

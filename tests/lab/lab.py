@@ -76,7 +76,7 @@ class Lab:
     def _checkpointed(self) -> bool:
         file = self.origin.end().position.file
         events = self.origin.sql.run(f"SHOW BINLOG EVENTS IN '{file}'")
-        return any(one[2] == "Binlog_checkpoint" and one[5] == file for one in events)
+        return any(event[2] == "Binlog_checkpoint" and event[5] == file for event in events)
 
     def _write(self, document: dict[str, Any]) -> None:
         self._document = document

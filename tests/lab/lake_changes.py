@@ -33,7 +33,7 @@ def staged_changes(stage: Path, table: str) -> list[dict[str, Any]]:
 def require_every_change_once(changes: Table, stage: Path, table: str) -> int:
     """How many rows it has. Its form of `_cdc_literal` is another one."""
     rows, expected = changes.scan().to_arrow().to_pylist(), staged_changes(stage, table)
-    names = [one.name for one in changes.schema().fields if one.name not in (LITERAL, SOURCE_TABLE)]
+    names = [field.name for field in changes.schema().fields if field.name not in (LITERAL, SOURCE_TABLE)]
     assert {name for row in expected for name in row} - _LEFT_OUT <= set(names)
     wanted, found = (Counter(tuple(_shown(row, name) for name in names) for row in some) for some in (expected, rows))
     same = wanted == found  # pytest would take minutes to show how they differ
@@ -43,7 +43,7 @@ def require_every_change_once(changes: Table, stage: Path, table: str) -> int:
 
 def _shown(row: dict[str, Any], name: str) -> str:
     if name == ABSENT and row[name]:  # of values before, the changes table has none
-        return str([one for one in json.loads(row[name]) if not one.startswith(BEFORE)] or None)
+        return str([load for load in json.loads(row[name]) if not load.startswith(BEFORE)] or None)
     return str(row.get(name))
 
 

@@ -93,7 +93,7 @@ class MadeLake:
         owner: str = PIPELINE,
         changes: bool = False,
     ) -> None:
-        self.row, self.key = [pa.field(*one) for one in columns], tuple(key)
+        self.row, self.key = [pa.field(*column) for column in columns], tuple(key)
         self.rule = MirrorRule(logical, owner, self.key, flagged, changes)
         (folder / "warehouse").mkdir(exist_ok=True)
         self.catalog = SqlCatalog(
@@ -105,16 +105,18 @@ class MadeLake:
     def winners(self, changes: Iterable[Winner]) -> pa.Table:
         """Merged rows."""
         schema, rows = merged_schema(self.row, self.key), []
-        for one in changes:
-            values = one.row if one.row is not None else (None,) * len(self.row)
+        for change in changes:
+            values = change.row if change.row is not None else (None,) * len(self.row)
             named = dict(zip((each.name for each in self.row), (*values, *[None] * len(self.row)), strict=False))
-            place = {TS: one.ts_us, SOURCE: one.source, SEQ: one.seq, ROW: 0}
-            rows.append(named | place | {OP: MergedOp(one.op), BORN: one.born, ABSENT: absent_text(one.absent)})
+            place = {TS: change.ts_us, SOURCE: change.source, SEQ: change.seq, ROW: 0}
+            rows.append(
+                named | place | {OP: MergedOp(change.op), BORN: change.born, ABSENT: absent_text(change.absent)}
+            )
         return pa.Table.from_pylist(rows, schema)
 
     def alter(self, columns: Sequence[tuple[str, pa.DataType]], renames: Sequence[tuple[str, str]] = ()) -> None:
         """As a run does that finds other columns at the source."""
-        self.row = [pa.field(*one) for one in columns]
+        self.row = [pa.field(*column) for column in columns]
         followed(self.opened(), self.row, renames)
 
     def opened(self) -> MirrorTables:
@@ -134,7 +136,7 @@ class MadeLake:
         live = tables.live()
         rows, tombstones = live[:2]
         mirror = tables.mirror(rows, tombstones)
-        removing = tuple(one.version for one in changes if one.op == "t")
+        removing = tuple(change.version for change in changes if change.op == "t")
         new = _New()
         for at in range(files):
             new.add(mirror, self.winners(changes[at::files]), removing)
@@ -180,7 +182,7 @@ class MadeLake:
 
 
 def _done(files: KeyedFiles, due: ChangeDue) -> FileChange:
-    return due.done(new for one in due.rewrites for new in rewritten(files, one))
+    return due.done(new for rewrite in due.rewrites for new in rewritten(files, rewrite))
 
 
 @dataclass

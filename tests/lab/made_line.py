@@ -63,17 +63,17 @@ class Line:
 
     def with_targets(self, *targets: dict[str, Any]) -> Line:
         data = self.pipeline.model_dump() | {
-            "targets": [{"connections": ["env:T"], "tables": {"*": {}}} | one for one in targets]
+            "targets": [{"connections": ["env:T"], "tables": {"*": {}}} | target for target in targets]
         }
         return Line(Pipeline.model_validate(data), self.meta, self.store, self.leases)
 
     def stage(self, *manifests: Manifest, until_us: int | None = None) -> None:
         """Record the batches; `until_us` is the watermark the last one's source has reached."""
-        for one in manifests:
-            lease = self._lease(one.source)
-            starts.put(self.store, one.source, one.begin, pipeline="line")
-            self.store.put(one.path, one.to_bytes())
-            self.meta.batches.commit(lease, one)
+        for manifest in manifests:
+            lease = self._lease(manifest.source)
+            starts.put(self.store, manifest.source, manifest.begin, pipeline="line")
+            self.store.put(manifest.path, manifest.to_bytes())
+            self.meta.batches.commit(lease, manifest)
         if until_us is not None:
             last = self.meta.positions.checkpoint(manifests[-1].source)
             self.meta.positions.advance_watermark(self._lease(manifests[-1].source), _reached(last, until_us))
@@ -93,9 +93,9 @@ class Line:
     def apply(self, run: RunPlan, target: str = "t", **altered: Any) -> None:
         """merge, filter, write and quality, as if every change were an insert; `altered` bends one count or result."""
         tables = run.merge_set(run.target(target).merge_set).tables
-        merged = [MergeCounts(one.table, one.rows, 0, one.rows, 0) for one in tables]
-        filtered = [FilterCounts(one.table, one.rows, 0, 0, 0, 0, 0) for one in tables]
-        written = [WriteCounts(one.table, "0", one.rows, 0, 0) for one in tables]
+        merged = [MergeCounts(table.table, table.rows, 0, table.rows, 0) for table in tables]
+        filtered = [FilterCounts(table.table, table.rows, 0, 0, 0, 0, 0) for table in tables]
+        written = [WriteCounts(table.table, "0", table.rows, 0, 0) for table in tables]
         self.put_counts(run, target, merged, filtered, altered.get("written", written))
         results = altered.get("quality", {"target.json": {"success": True}})
         for name, result in results.items():
@@ -126,9 +126,9 @@ class Line:
     def done(self, run_id: str, window: tuple[int, int] | None = None, **options: Any) -> RunPlan:
         """A whole run."""
         run = self.plan(run_id, window, **options)
-        for one in run.targets:
-            self.apply(run, one.target)
-            self.commit(run, one.target)
+        for target in run.targets:
+            self.apply(run, target.target)
+            self.commit(run, target.target)
         return run
 
 

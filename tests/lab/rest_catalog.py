@@ -125,7 +125,7 @@ def _handler(server: RestCatalogServer) -> type[BaseHTTPRequestHandler]:
                 offered = [*_ENDPOINTS, *([_TRANSACTIONS] if server.transactions else [])]
                 return {"defaults": {}, "overrides": {}, "endpoints": offered}
             if parts == ["namespaces"]:
-                return {"namespaces": [list(one) for one in server.tables.list_namespaces()]}
+                return {"namespaces": [list(list_namespace) for list_namespace in server.tables.list_namespaces()]}
             if len(parts) == 2:
                 namespace = tuple(parts[1].split("\x1f"))
                 properties = server.tables.load_namespace_properties(namespace)

@@ -74,23 +74,23 @@ def shop(op: str, id: int, code: str | None, n: int | None, seq: int, *, source:
 
 
 def record_batch(winners: Sequence[Winner], columns: Mapping[str, pa.DataType] = COLUMNS) -> pa.RecordBatch:
-    values = {name: pa.array([one.values.get(name) for one in winners], kind) for name, kind in columns.items()}
-    if any(one.origin for one in winners):
-        values[ORIGIN] = pa.array([_origins(one.origin) for one in winners], pa.string())
-        values[ENDED_ORIGINS] = pa.array([_origins(one.ended) for one in winners], pa.string())
+    values = {name: pa.array([winner.values.get(name) for winner in winners], kind) for name, kind in columns.items()}
+    if any(winner.origin for winner in winners):
+        values[ORIGIN] = pa.array([_origins(winner.origin) for winner in winners], pa.string())
+        values[ENDED_ORIGINS] = pa.array([_origins(winner.ended) for winner in winners], pa.string())
     return pa.record_batch(
         {
             **values,
-            "_cdc_op": pa.array([one.op for one in winners]),
-            "_cdc_ts": pa.array([one.version[0] for one in winners], pa.timestamp("us", tz="UTC")),
-            "_cdc_seq": pa.array([one.version[1] for one in winners], pa.int64()),
-            "_cdc_row": pa.array([one.version[2] for one in winners], pa.int64()),
-            "_cdc_source": pa.array([one.version[3] for one in winners]),
+            "_cdc_op": pa.array([winner.op for winner in winners]),
+            "_cdc_ts": pa.array([winner.version[0] for winner in winners], pa.timestamp("us", tz="UTC")),
+            "_cdc_seq": pa.array([winner.version[1] for winner in winners], pa.int64()),
+            "_cdc_row": pa.array([winner.version[2] for winner in winners], pa.int64()),
+            "_cdc_source": pa.array([winner.version[3] for winner in winners]),
             "_cdc_literal": pa.array(
-                [None if one.literal is None else list(one.literal.items()) for one in winners],
+                [None if winner.literal is None else list(winner.literal.items()) for winner in winners],
                 pa.map_(pa.string(), pa.string()),
             ),
-            "_cdc_absent": pa.array([absent_text(one.absent) for one in winners], pa.string()),
+            "_cdc_absent": pa.array([absent_text(winner.absent) for winner in winners], pa.string()),
         }
     )
 

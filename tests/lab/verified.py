@@ -127,7 +127,7 @@ class Verified(Lab):
         assert result.error is None, result.error
         assert result.unsettled == 0
         assert result.differences == len(result.findings)
-        return [(one.kind, one.wrong, dict(one.key), list(one.columns)) for one in result.findings]
+        return [(finding.kind, finding.wrong, dict(finding.key), list(finding.columns)) for finding in result.findings]
 
     def __call__(self, command: str, *arguments: str, json: bool = True) -> Done:
         """`lockstep COMMAND` of the pipeline."""

@@ -294,7 +294,7 @@ def test_quality_fails_on_a_tampered_row_and_says_which(line: TargetLine, monkey
     assert caught.value.code == "quality.failed"
     verdict = json.loads((line.stage.root / plan.quality_folder("shards") / "target.json").read_text())
     assert verdict["success"] is False
-    assert {(one["_key"], one["_outcome"]) for one in verdict["examples"]} == {
+    assert {(example["_key"], example["_outcome"]) for example in verdict["examples"]} == {
         ("5", "differs"),
         ("2", "missing"),
         ("8", "left behind"),
@@ -393,7 +393,7 @@ def test_quality_fails_when_a_staged_order_key_stands_twice(line: TargetLine) ->
     with pytest.raises(DataAtRisk, match="staged"):
         check(line.job(plan))
     verdict = json.loads((line.stage.root / plan.quality_folder("shards") / "staged.json").read_text())
-    failed = [one for one in verdict["expectations"] if not one["success"]]
+    failed = [expectation for expectation in verdict["expectations"] if not expectation["success"]]
     assert [one["expectation"] for one in failed] == ["expect_compound_columns_to_be_unique"]
 
 

@@ -55,7 +55,7 @@ def merged(
     files = ds.dataset(stage.root / job.merged(table), format="parquet")
     require_merged_columns(job, job.merge_set.tables[0])
     rows = files.to_table().to_pylist()
-    return rows, next(one for one in counts if one.table == table)
+    return rows, next(count for count in counts if count.table == table)
 
 
 def test_an_added_column_is_null_before_and_a_wider_type_keeps_every_value(spark: SparkSession, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_staged_file_with_other_bytes_is_refused_before_any_of_its_rows_is_mer
     stage.add("shop.items", ITEMS, changes)
     place = tmp_path / stage.files["shop.items"][0].path
     whole = place.read_bytes()
-    Stage(tmp_path).add("shop.items", ITEMS, [replace(one, row=one.row | {"n": 2}) for one in changes])
+    Stage(tmp_path).add("shop.items", ITEMS, [replace(change, row=change.row | {"n": 2}) for change in changes])
     other = place.read_bytes()
     footer = bytes([*whole[:-20], whole[-20] ^ 255, *whole[-19:]])
     length = bytes([*whole[:-8], *b"\xff\xff\xff\x7f", *whole[-4:]])

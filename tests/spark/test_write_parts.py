@@ -90,7 +90,7 @@ def inserts(*ids: int, seq: int = 10) -> list[Change]:
 def test_each_shard_is_written_in_parts_and_counted_once(line: PartsLine, caplog: pytest.LogCaptureFixture) -> None:
     plan = line.filtered(*inserts(*range(24), 100), Change("d", {"id": 50, "n": 0}, 11, 0))
     counts = line.write(plan)
-    assert [(one.written, one.absent, one.number) for one in counts] == [(13, 1, 1), (12, 0, 1)]
+    assert [(count.written, count.absent, count.number) for count in counts] == [(13, 1, 1), (12, 0, 1)]
     if line.parts_done:  # workers of Spark are processes of their own
         assert of_table(line.parts_done, "rows_0") == [5, 5, 4]
         assert of_table(line.parts_done, "rows_1") == [5, 5, 2]
@@ -108,8 +108,8 @@ def test_a_run_that_ends_after_some_parts_is_repeated_and_adds_up(line: PartsLin
     assert 0 < len(line.held()) < 30
     line.dies_after = None
     counts = line.write(plan)
-    assert sum(one.written for one in counts) == 30
-    assert sum(one.equal for one in counts) >= 5
+    assert sum(count.written for count in counts) == 30
+    assert sum(count.equal for count in counts) >= 5
     assert line.held() == {id: id for id in range(30)}
 
 
@@ -129,7 +129,7 @@ def test_rows_that_change_their_shard_arrive_in_parts_before_they_leave(
         line.dies_after = None
         assert set(line.held()) >= set(range(23)), "some are in neither shard"
     counts = line.write(plan)
-    assert sum(one.written + one.absent for one in counts) == 24
+    assert sum(count.written + count.absent for count in counts) == 24
     for shard in (0, 1):  # the arrivals in parts, then the departures in one transaction
         done = of_table(line.parts_done, f"rows_{shard}")
         assert max(done[:-1]) == 5
@@ -147,6 +147,6 @@ def test_a_run_with_a_changed_key_writes_each_shard_whole_and_says_why(
     with caplog.at_level(logging.INFO):
         counts = line.write(line.filtered(*changes))
     assert "not in parts of 5: rows change their keys" in caplog.text
-    assert [one.written for one in counts] == [10, 12]
+    assert [count.written for count in counts] == [10, 12]
     assert sorted(line.parts_done) == [("rows_0", 10), ("rows_1", 12)]
     assert line.held() == {**{id: -id for id in range(20)}, 20: 20, 21: 21, 22: 22, 41: 23}

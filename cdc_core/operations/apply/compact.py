@@ -182,7 +182,7 @@ class _CompactionWork:
         start_record.require_own(self.store, source, self.opened.pipeline.pipeline)
         ranges = compactions.read(self.store, [source])
         batches = [one for one in chain(self.store, source, known=ranges.known(source)) if not one.copied]
-        fresh = [one for one in batches if ranges.at(source, one.begin.position.seq) is None]
+        fresh = [batch for batch in batches if ranges.at(source, batch.begin.position.seq) is None]
         ready, held_by = committed(self.meta, self.opened.pipeline, batches)
         return ranges, closed_ranges(fresh, ready, self.by), held_by
 
@@ -257,7 +257,7 @@ class _CompactionWork:
 
 
 def _described(by: By, batches: Sequence[Manifest], record: Compaction | None) -> CompactedRange:
-    parts = [part for one in batches for part in one.parts]
+    parts = [part for batch in batches for part in batch.parts]
     return CompactedRange(
         source=batches[0].source,
         label=by.label(batches[0]),

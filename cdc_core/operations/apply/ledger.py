@@ -35,13 +35,13 @@ def close(
         *_strangers("merge", merge_counts, names),
         *_strangers("filter", filter_counts, names),
         *_strangers("write", write_counts, names),
-        *_twice("merge", [one.table for one in merge_counts]),
-        *_twice("filter", [one.table for one in filter_counts]),
-        *_twice("write", [f"{one.table} on {one.shard}" for one in write_counts]),
+        *_twice("merge", [count.table for count in merge_counts]),
+        *_twice("filter", [count.table for count in filter_counts]),
+        *_twice("write", [f"{count.table} on {count.shard}" for count in write_counts]),
         *_negative([*merge_counts, *filter_counts, *write_counts]),
     ]
-    merged = {one.table: one for one in merge_counts}
-    filtered = {one.table: one for one in filter_counts}
+    merged = {count.table: count for count in merge_counts}
+    filtered = {count.table: count for count in filter_counts}
     entries = []
     for table in tables:
         name = table.table
@@ -49,7 +49,7 @@ def close(
             problems += [f"{name}: merge counted nothing"] if name not in merged else []
             problems += [f"{name}: filter counted nothing"] if name not in filtered else []
             continue
-        written = [one for one in write_counts if one.table == name]
+        written = [count for count in write_counts if count.table == name]
         entry, found = _entry(plan.run_id, target, table, merged[name], filtered[name], written)
         entries.append(entry)
         problems += [f"{name}: {problem}" for problem in found]
@@ -113,8 +113,8 @@ def _twice(task: str, things: Iterable[str]) -> list[str]:
 
 def _negative(counts: Sequence[MergeCounts | FilterCounts | WriteCounts]) -> list[str]:
     return [
-        f"{one.table}: {name} is {figure}"
-        for one in counts
-        for name, figure in asdict(one).items()
+        f"{count.table}: {name} is {figure}"
+        for count in counts
+        for name, figure in asdict(count).items()
         if isinstance(figure, int) and figure < 0
     ]

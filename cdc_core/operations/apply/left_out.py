@@ -25,14 +25,14 @@ def left_out(meta: Meta, target: str, tables: Collection[str]) -> dict[str, list
         for table, ids in known.items():
             begin = _needed_from(meta, table, source)
             # Copied rows begin and end at one place.
-            needed = {one.batch_id for one in batches if one.end.seq + one.copied > begin}
+            needed = {batch.batch_id for batch in batches if batch.end.seq + batch.copied > begin}
             found[table] = [*found.get(table, ()), *(one for one in ids if one in needed)]
     return {table: batches for table, batches in found.items() if batches}
 
 
 def warnings(meta: Meta, plan: RunPlan, target: str) -> list[str]:
     """What is missing in the target for that reason, and what brings it."""
-    keys = {one.table: one.key for one in plan.merge_set(plan.target(target).merge_set).tables}
+    keys = {table.table: table.key for table in plan.merge_set(plan.target(target).merge_set).tables}
     said = []
     for table, batches in left_out(meta, target, keys).items():
         first: dict[str, str] = {}
@@ -53,13 +53,13 @@ def in_part(opened: OpenPipeline, plan: RunPlan, target: str) -> frozenset[str]:
     """Tables of which the run leaves out batches that the target needs, and that no later one brings: those that were
     left out; of a replay, all before its end."""
     if not plan.replay:
-        tables = [one.table for one in plan.merge_set(plan.target(target).merge_set).tables]
+        tables = [table.table for table in plan.merge_set(plan.target(target).merge_set).tables]
         return frozenset(left_out(opened.meta, target, tables))
     takes, found = set(plan.target(target).batches), set[str]()
     for source in [one.name for one in opened.pipeline.sources]:
         batches, horizon = opened.meta.batches.find(source), horizons.read(opened.store, source)
-        end = max((one.begin.seq for one in batches if one.batch_id in takes), default=inf)
-        others = [one for one in batches if one.batch_id not in takes and one.begin.seq < end]
+        end = max((batch.begin.seq for batch in batches if batch.batch_id in takes), default=inf)
+        others = [batch for batch in batches if batch.batch_id not in takes and batch.begin.seq < end]
         files = opened.meta.batches.files([one.batch_id for one in others])
         ends = dict.fromkeys(horizon.tables, horizon.position.seq) if horizon is not None else {}
         for one in others:  # in stream order

@@ -53,11 +53,11 @@ class LostWrites:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        return tuple(one.run_id for one in self.writes)
+        return tuple(write.run_id for write in self.writes)
 
     @property
     def rows(self) -> int:
-        return sum(one.written.get(self.shard, 0) for one in self.writes)
+        return sum(write.written.get(self.shard, 0) for write in self.writes)
 
 
 def find(opened: OpenPipeline, target: Target) -> tuple[LostWrites, ...]:
@@ -164,10 +164,10 @@ def _needed(meta: Meta, store: ObjectStore, sources: Iterable[str], lost: LostWr
         purged = [horizons.read(store, source) for source in sources]
         needed = {one.last_batch for one in purged if one is not None and lost.table in one.tables}
     else:
-        spans = [(source, *ends) for one in lost.writes for source, ends in one.spans.items()]
+        spans = [(source, *ends) for write in lost.writes for source, ends in write.spans.items()]
         needed = {end for _, *ends in spans for end in ends}
     for source, begin, end in spans:
-        ids = [one.batch_id for one in meta.batches.find(source) if begin <= one.batch_id <= end]
+        ids = [batch.batch_id for batch in meta.batches.find(source) if begin <= batch.batch_id <= end]
         needed |= {
             batch for batch, files in meta.batches.files(ids).items() if any(file.table == lost.table for file in files)
         }
@@ -193,7 +193,7 @@ def require_own(opened: OpenPipeline, plan: RunPlan, target: str, written: Itera
 
 def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> StillLost:
     """What the target still lacks after this run."""
-    restores = {(one.table, one.shard): one for one in plan.restores}
+    restores = {(restore.table, restore.shard): restore for restore in plan.restores}
     lacking: dict[str, set[str]] = {}
     renewed: dict[str, dict[str, Renewal]] = {}
     for one in lost:
@@ -221,6 +221,6 @@ def accept_moved(meta: Meta, target: MysqlTarget, tables: Collection[str]) -> No
     due = meta.writes.last(target.name)
     moved: dict[str, dict[str, Renewal]] = {}
     for table in due.keys() & tables:
-        named = {one.name for one in shard_tables(target, table)}
+        named = {shard_table.name for shard_table in shard_tables(target, table)}
         moved[table] = {shard: Renewal(write, None) for shard, write in due[table].items() if shard not in named}
     meta.writes.accept(target.name, moved)

@@ -160,7 +160,7 @@ def _plan(
         plan = composed(opened.pipeline, window, run_id, targets, view, view.own, schemas, ranges)
     if plan is None or known is None or plan.digest != known.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
-        mergeable = {one.name: before_redefinition(view, open_[one.name], one, schemas) for one in targets}
+        mergeable = {target.name: before_redefinition(view, open_[target.name], target, schemas) for target in targets}
         if mergeable != open_:
             log.warning(
                 "run %s: the key of a table, or the type of a column, changes later on; the run ends before that, and "
@@ -175,11 +175,11 @@ def _plan(
     run = PlannedRun(run_id, opened.name, window, plan.path, plan.digest, airflow_run_id, by_driver=by_driver)
     opened.meta.runs.claim(run, claims)
     require_ended(opened.store)  # an erasure that began meanwhile has seen the run, or is seen here
-    for one in plan.targets:
-        skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
-        log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)
-        for warning in left_out.warnings(opened.meta, plan, one.target):
-            log.warning("run %s: target %s: %s", run_id, one.target, warning)
+    for target in plan.targets:
+        skipped = f", skipped as consumed: {', '.join(target.skipped)}" if target.skipped else ""
+        log.info("run %s: target %s takes %d batches%s", run_id, target.target, len(target.batches), skipped)
+        for warning in left_out.warnings(opened.meta, plan, target.target):
+            log.warning("run %s: target %s: %s", run_id, target.target, warning)
     return plan
 
 
@@ -260,7 +260,7 @@ def composed(
         tables = _merge_tables(pipeline, target, batches, view, schemas, ranges)
         merge_set = sets.setdefault(tables, MergeSet(str(len(sets)), tables))
         ids = tuple(batch.batch_id for batch in batches)
-        layouts = {one.table: rule.layout for one in tables if (rule := target.table(one.table)) is not None}
+        layouts = {table.table: rule.layout for table in tables if (rule := target.table(table.table)) is not None}
         runs.append(TargetRun(target.name, merge_set.name, ids, view.consumed[target.name], layouts))
         taken += batches
     start_us, end_us = window or (

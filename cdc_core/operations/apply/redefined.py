@@ -62,4 +62,4 @@ def _read(target: Target, table: str, defined: Sequence[TableSchema]) -> Sequenc
 
 
 def _two_keys(schemas: Iterable[TableSchema]) -> bool:
-    return len({one.key for one in schemas}) > 1
+    return len({schema.key for schema in schemas}) > 1

@@ -276,7 +276,9 @@ def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> Non
         before = meta.batches.find(source, until=batches[-1].end) if batches else ()
         left_out = [batch.batch_id for batch in before if batch.batch_id not in ids]
         has = {
-            (one.batch_id, one.table) for one in meta.records.find(target, left_out) if one.state.consumed and one.taken
+            (record.batch_id, record.table)
+            for record in meta.records.find(target, left_out)
+            if record.state.consumed and record.taken
         }
         staged = {(batch_id, file.table) for batch_id, files in meta.batches.files(left_out).items() for file in files}
         lacking = sorted((batch_id, table) for batch_id, table in staged - has if table in tables)

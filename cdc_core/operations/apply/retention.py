@@ -77,7 +77,7 @@ class Purged:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "sources": [one.to_json() for one in self.sources],
+            "sources": [source.to_json() for source in self.sources],
             "runs": list(self.runs),
             "forgotten": {"batches": self.forgotten_batches, "runs": self.forgotten_runs},
         }
@@ -166,7 +166,7 @@ def sweep_plans(
         for done, files in enumerate(dead.values()):
             # The plan goes last: by it the next sweep knows whose the other files are.
             with _saying(f"the files of {done} of {len(dead)} dead plans were removed before"):
-                for info in sorted(files, key=lambda one: one.path.endswith(f"/{PLAN}")):
+                for info in sorted(files, key=lambda file: file.path.endswith(f"/{PLAN}")):
                     opened.store.delete(info.path)
         return dead
 
@@ -176,7 +176,7 @@ def _dead_plans(opened: OpenPipeline, older_than_s: float) -> dict[str, list[Obj
     for info in opened.store.list(RUNS):
         folders.setdefault("/".join(info.path.split("/", 3)[:3]), []).append(info)
     latest = time.time() - older_than_s
-    old = {root: files for root, files in folders.items() if all(one.modified <= latest for one in files)}
+    old = {root: files for root, files in folders.items() if all(file.modified <= latest for file in files)}
     staged = (
         {batch.batch_id for source in opened.pipeline.sources for batch in opened.meta.batches.find(source.name)}
         if old
@@ -194,7 +194,7 @@ def _is_dead(opened: OpenPipeline, raw: bytes, staged: set[str]) -> bool:
     try:
         made = json.loads(raw)
         owner, run_id, replay = made["pipeline"], made["run_id"], made["replay"]
-        takes = [(one["target"], staged.intersection(one["batches"])) for one in made["targets"]]
+        takes = [(target["target"], staged.intersection(target["batches"])) for target in made["targets"]]
     except (ValueError, KeyError, TypeError):
         return False
     if owner != opened.name:
@@ -209,12 +209,14 @@ def _is_dead(opened: OpenPipeline, raw: bytes, staged: set[str]) -> bool:
 def _is_open(meta: Meta, target: str, batches: Collection[str]) -> bool:
     """Whether the target has not committed all of the batches."""
     records = meta.records.find(target, sorted(batches))
-    return not all(record.state.consumed for record in records) or {one.batch_id for one in records} != set(batches)
+    return not all(record.state.consumed for record in records) or {record.batch_id for record in records} != set(
+        batches
+    )
 
 
 def _copies(meta: Meta, source: str) -> Copies:
     epoch = meta.leases.live_epoch(copier_of(source))
-    waiting = [part.path for one in meta.copies.chunks(source) for part in one.parts]
+    waiting = [part.path for chunk in meta.copies.chunks(source) for part in chunk.parts]
     decided = [part.path for one in meta.copied.decided(source) for part in one.parts]
     return Copies(epoch, frozenset([*waiting, *decided]))
 
@@ -240,9 +242,9 @@ def seeded(opened: OpenPipeline, target: str) -> int:
             horizon = horizons.read(opened.store, source.name)
             if horizon is not None:
                 purged = [
-                    one
-                    for one in opened.meta.batches.find(source.name, until=horizon.position)
-                    if one.begin < horizon.position
+                    batch
+                    for batch in opened.meta.batches.find(source.name, until=horizon.position)
+                    if batch.begin < horizon.position
                 ]
                 added += opened.meta.records.seed(target, purged)
                 targets = tuple(sorted({*horizon.targets, target}))
@@ -287,7 +289,7 @@ def _look(opened: OpenPipeline, source: str, cutoff_us: int) -> tuple[PurgedSour
 def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
     """Leaves out what a copy that is not staged yet needs: a row that it has read may have changed since. Why the next
     batch stays then."""
-    chunks = [one.chunk for one in meta.copies.chunks(source)]
+    chunks = [chunk.chunk for chunk in meta.copies.chunks(source)]
     chunks += [chunk for manifest in meta.copied.decided(source) for chunk in manifest.chunks]
     begins = [chunk.low for chunk in chunks] + [copy.low for copy in meta.copies.find(source) if copy.low is not None]
     since = _left_since(begins, ready)
@@ -315,10 +317,10 @@ def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str
     """Leaves out what is part of a compacted range that is not ready as a whole; why the next batch stays then."""
     if ready:
         end = ready[-1].end.position
-        for one in compactions.read(store, [source]):
-            if one.begin < end < one.end:
-                ready[:] = [manifest for manifest in ready if manifest.begin.position < one.begin]
-                return f"the compacted range {one} is purged as a whole"
+        for compaction in compactions.read(store, [source]):
+            if compaction.begin < end < compaction.end:
+                ready[:] = [manifest for manifest in ready if manifest.begin.position < compaction.begin]
+                return f"the compacted range {compaction} is purged as a whole"
     return ""
 
 
@@ -351,9 +353,9 @@ def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
             for part in parts:
                 store.delete(part.path)
             store.delete(info.path)
-    for one in compactions.records(store, horizon.source):
-        if one.begin < horizon.position:
-            for path in compactions.files_of(one):
+    for record in compactions.records(store, horizon.source):
+        if record.begin < horizon.position:
+            for path in compactions.files_of(record):
                 store.delete(path)
 
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def forget_replaced(opened: OpenPipeline, target: MysqlTarget, plan: RunPlan) -> None:
     """After a commit of the plan: looks at rows that earlier runs have set aside, of the tables that it has written. An
     error is logged: then they count until the next commit."""
-    tables = {one.table: one for one in plan.merge_set(plan.target(target.name).merge_set).tables if one.key}
+    tables = {table.table: table for table in plan.merge_set(plan.target(target.name).merge_set).tables if table.key}
     for one in opened.meta.ledgers.set_aside(target.name):
         if one.table not in tables or one.run_id == plan.run_id:
             continue

@@ -107,5 +107,5 @@ def require_planned(target: Target, plan: RunPlan) -> None:
 
 def require_layouts(pipeline: Pipeline, plan: RunPlan) -> None:
     """Checks the layouts of all targets of the run. Raises as require_planned."""
-    for one in plan.targets:
-        require_planned(pipeline.target(one.target), plan)
+    for target in plan.targets:
+        require_planned(pipeline.target(target.target), plan)

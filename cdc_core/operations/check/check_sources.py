@@ -202,7 +202,7 @@ def check_tables(
         findings.attempt(
             f"source {source.name}: locks for copies", partial(_warn_of_locks, source, connection, copied, findings)
         )
-    known = [one.schema for one in tables if one.schema is not None]
+    known = [table.schema for table in tables if table.schema is not None]
     tried = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
     shaped = [schema for schema in tried if schema is not None]
     logical: dict[str, list[TableSchema]] = defaultdict(list)
@@ -218,11 +218,13 @@ def _seen(
     capture: Capture, names: Callable[[], Sequence[str]], tables: Sequence[FoundTable], shaped: Sequence[TableSchema]
 ) -> Seen:
     """names: of all tables, views and sequences that the account may see."""
-    read = [one.schema for one in tables if one.schema is not None]
-    unread = {one.name: capture.route(one.database, one.table) for one in tables if one.schema is None}
+    read = [table.schema for table in tables if table.schema is not None]
+    unread = {table.name: capture.route(table.database, table.table) for table in tables if table.schema is None}
     columns = {f"{schema.name}.{column.name}" for schema in (*read, *shaped) for column in schema.columns}
     every = names() if capture.tables.exclude else ()
-    return Seen(frozenset(every), frozenset(one.name for one in tables), frozenset(columns), capture.lower_case, unread)
+    return Seen(
+        frozenset(every), frozenset(table.name for table in tables), frozenset(columns), capture.lower_case, unread
+    )
 
 
 def _warn_of_rows(
@@ -235,13 +237,13 @@ def _warn_of_rows(
 ) -> list[FoundTable]:
     """Rows from before the pipeline captures their table: they are not in any log. The tables that have some."""
     lines, lacking, before = [], [], []
-    for one in tables:
-        known = None if covered is None else covered.get(one.name)
+    for table in tables:
+        known = None if covered is None else covered.get(table.name)
         if known is not None and not known.whole:
-            lines.append(lacks(one.name, source.name, known))
-            lacking.append(one)
-        elif covered is None and one.schema is not None and not proven_empty(connection, one.database, one.table):
-            before.append(one)
+            lines.append(lacks(table.name, source.name, known))
+            lacking.append(table)
+        elif covered is None and table.schema is not None and not proven_empty(connection, table.database, table.table):
+            before.append(table)
     lacking += before
     if before:
         lines.append(rows_before(before))
@@ -261,7 +263,7 @@ def _warn_of_unreadable(
     source: Source, connection: pymysql.Connection[Any], tables: Sequence[FoundTable], findings: Findings
 ) -> None:
     """Tables of which the account may not read every column, so that runs cannot look their changes up."""
-    names = [one.name for one in tables if not _may_read(connection, one)]
+    names = [table.name for table in tables if not _may_read(connection, table)]
     if names:
         findings.warn(
             f"source {source.name}: reverse query",

@@ -203,7 +203,9 @@ def _logical_table(
         for shard in destination.shards:
             if shard.table.connection in looped:
                 require_no_loop(pipeline, shard.table)
-        columns = dict.fromkeys(one for shard in destination.shards for one in coarser_columns(shard.facts, schemas))
+        columns = dict.fromkeys(
+            column for shard in destination.shards for column in coarser_columns(shard.facts, schemas)
+        )
         if columns:
             findings.warn(
                 subject,

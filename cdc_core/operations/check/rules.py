@@ -74,7 +74,9 @@ def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str]
 
 
 def _check(rule: _Patterns, findings: Findings) -> None:
-    free = {name for name in rule.names if not any(re.fullmatch(one, name, rule.flags) for one in rule.patterns)}
+    free = {
+        name for name in rule.names if not any(re.fullmatch(pattern, name, rule.flags) for pattern in rule.patterns)
+    }
     for pattern in rule.patterns:
         if any(re.fullmatch(pattern, name, rule.flags) for name in rule.names):
             continue

@@ -153,9 +153,9 @@ class _CopyWork:
         """
         with self._changed:
             while True:
-                open_ones = [one for one in self._tables if not one.exhausted and one.name not in self.refused]
-                chosen = min(open_ones, key=lambda one: one.readers, default=None)
-                if chosen is not None or self.stopped.is_set() or not any(one.readers for one in self._tables):
+                open_ones = [table for table in self._tables if not table.exhausted and table.name not in self.refused]
+                chosen = min(open_ones, key=lambda open_one: open_one.readers, default=None)
+                if chosen is not None or self.stopped.is_set() or not any(table.readers for table in self._tables):
                     break
                 self._changed.wait()
             if chosen is not None:

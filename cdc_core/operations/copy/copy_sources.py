@@ -49,7 +49,7 @@ def copy_sources(opened: OpenPipeline, wanted: Mapping[str, Sequence[PendingTabl
             tables = pending.still_pending(opened.meta, source, asked)
             if not tables:
                 continue
-            with opened.progress.copying({one.name: one.rows for one in tables}) as report:
+            with opened.progress.copying({table.name: table.rows for table in tables}) as report:
                 refused = read_tables(opened, source, tables, lease, report)
             left_out |= {f"{source}: {table}": error for table, error in refused.items()}
             if len(refused) == len(tables):

@@ -73,7 +73,7 @@ def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[Pending
 def still_pending(meta: Meta, source: str, tables: Sequence[PendingTable]) -> tuple[PendingTable, ...]:
     """What is left of these tables for who has the copier's lease by now: its last holder may have copied some."""
     left = {one.name for one in pending(meta, source)}
-    return tuple(one for one in tables if one.asked or one.name in left)
+    return tuple(table for table in tables if table.asked or table.name in left)
 
 
 def captured(meta: Meta, source: str) -> tuple[tuple[PendingTable, ...], dict[str, str]]:
@@ -90,7 +90,7 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
 
     Raises UsageError (usage.unknown_name), Refused (table.not_captured).
     """
-    coverage = {name: one for name, one in meta.coverages.find(source).tables.items() if not one.gone}
+    coverage = {name: table for name, table in meta.coverages.find(source).tables.items() if not table.gone}
     unknown = [name for name in tables if name not in coverage]
     if unknown:
         raise UsageError(

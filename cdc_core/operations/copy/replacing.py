@@ -36,7 +36,7 @@ OpenFile = Callable[[int, Position, int], ChunkFile]
 
 def began_at(copy: TableCopy, chunks: Sequence[ReadChunk]) -> Position:
     """The copy has every row that the log before this place has left; from there on, chunks and log together do."""
-    lows = [one.chunk.low for one in chunks]
+    lows = [chunk.chunk.low for chunk in chunks]
     return min(lows if copy.low is None else [*lows, copy.low])
 
 
@@ -48,7 +48,7 @@ def begun_again(copy: TableCopy, chunks: Sequence[ReadChunk], ts_us: int, open_f
     first = min(chunks, key=lambda one: one.chunk.number)
     parts, schemas = _truncate(first, began_at(copy, chunks), ts_us, open_file)
     chunk = replace(first.chunk, paths=(*(part.path for part in parts), *first.chunk.paths))
-    known = {one.id: one for one in (*schemas, *first.schemas)}
+    known = {schema.id: schema for schema in (*schemas, *first.schemas)}
     marked = ReadChunk(chunk, (*parts, *first.parts), tuple(known.values()))
     return [marked if one is first else one for one in chunks]
 

@@ -87,7 +87,7 @@ def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Captu
     with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
         stage = _Stage(opened, source, lease, place, coverage, capture, Path(scratch))
         for copy in opened.meta.copies.find(source):
-            mine = [one for one in chunks if one.chunk.table == copy.table]
+            mine = [chunk for chunk in chunks if chunk.chunk.table == copy.table]
             known = coverage.get(copy.table)
             captured = capture.captures(copy.schema.database, copy.schema.table)
             why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
@@ -147,18 +147,18 @@ def stage_claims(
     place, coverage = _as_of_one_place(opened.meta, source)
     purged_seq = opened.meta.positions.purged_seq(source)
     dropped: list[tuple[str, str]] = []
-    for one in claims:
-        copy, table = TableCopy(source, one.schema, ()), one.schema.name
-        captured = capture.captures(one.schema.database, one.schema.table)
-        why = _outdated(copy, one.chunks, coverage.get(table), place.position, purged_seq, captured=captured)
-        if why or not current(one.schema):
+    for claim in claims:
+        copy, table = TableCopy(source, claim.schema, ()), claim.schema.name
+        captured = capture.captures(claim.schema.database, claim.schema.table)
+        why = _outdated(copy, claim.chunks, coverage.get(table), place.position, purged_seq, captured=captured)
+        if why or not current(claim.schema):
             dropped.append((table, why or "the table was redefined"))
     if dropped:
         return Staged(dropped=tuple(dropped))
-    chunks = sorted((chunk for one in claims for chunk in one.chunks), key=lambda one: one.chunk.number)
+    chunks = sorted((chunk for claim in claims for chunk in claim.chunks), key=lambda one: one.chunk.number)
     manifest = _with(_empty(opened, source, lease, place), chunks, {})
     opened.meta.copied.decide(lease, manifest, ())
-    return Staged((_finish(opened.meta, opened.store, lease, manifest),), tuple(one.schema.name for one in claims))
+    return Staged((_finish(opened.meta, opened.store, lease, manifest),), tuple(claim.schema.name for claim in claims))
 
 
 def finish_decided(meta: Meta, store: ObjectStore, source: str, lease: Lease) -> None:
@@ -204,7 +204,7 @@ def _outdated(
     if not captured:
         return "the pipeline leaves the table out"
     begin = began_at(copy, chunks)
-    if any(one.timeline != place.timeline for one in (begin, *(one.chunk.high for one in chunks))):
+    if any(one.timeline != place.timeline for one in (begin, *(chunk.chunk.high for chunk in chunks))):
         return "the source has gone to another server's log meanwhile"
     if begin.seq < purged_seq:
         return "what the log brought since it was read is purged"
@@ -316,7 +316,7 @@ def _copied(
     The watermark may have been withdrawn since a chunk was read, because a clock had been ahead.
     """
     feeds = routes(copy.schema.database, copy.schema.table) or (known.feeds if known is not None else ())
-    ts_us = max(place.watermark_us, *(one.chunk.ts_us for one in chunks))
+    ts_us = max(place.watermark_us, *(chunk.chunk.ts_us for chunk in chunks))
     base_seq = began_at(copy, chunks).seq
     return TableCoverage(
         How.COPIED,

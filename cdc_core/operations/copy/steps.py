@@ -28,7 +28,7 @@ def due(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
     """What a copy would be started for: the tables that runs copy, but not those that the last one could not copy; and
     isolated ones that the pipeline file has read again."""
     meta, pipeline = opened.meta, opened.pipeline
-    refused = {one.subject for one in meta.failures.find() if one.task == COPY_TABLE}
+    refused = {failure.subject for failure in meta.failures.find() if failure.task == COPY_TABLE}
     again: tuple[PendingTable, ...] = ()
     if pipeline.tables.on_unreadable == "resync":
         again = tuple(
@@ -64,11 +64,11 @@ def read_tables(
     """
     with _kept(opened, source):
         finish_decided(opened.meta, opened.store, source, lease)
-        refused = copy_tables(opened, source, [_split(one.name) for one in tables], lease, progressed)
-    for one in tables:
-        subject = copied_table(source, one.name)
-        if one.name in refused:
-            opened.meta.failures.keep(COPY_TABLE, subject, refused[one.name])
+        refused = copy_tables(opened, source, [_split(table.name) for table in tables], lease, progressed)
+    for table in tables:
+        subject = copied_table(source, table.name)
+        if table.name in refused:
+            opened.meta.failures.keep(COPY_TABLE, subject, refused[table.name])
         else:
             opened.meta.failures.clear(COPY_TABLE, subject)
     return refused

@@ -34,9 +34,9 @@ def catch_up(work: CutoverWork) -> CaughtUp:
     began_s, laps = time.monotonic(), Laps()
     laps.begin("extract")
     extracted = extract_sources(work.opened)
-    targets = [one.name for one in work.targets]
+    targets = [target.name for target in work.targets]
     apply(replace(work.opened, progress=_TimedSteps(laps)), work.spark, "cutover", targets=targets)
-    view = work.meta.plans.find("", [one.name for one in work.pipeline.sources], targets, None)
+    view = work.meta.plans.find("", [source.name for source in work.pipeline.sources], targets, None)
     if any(view.pending.values()):
         raise RetryLater(
             "Batches are left that another run has taken and not committed.",

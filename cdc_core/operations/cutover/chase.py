@@ -34,8 +34,8 @@ def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since],
     found = dict(since)
     for _ in range(_ROUNDS):
         began_s = time.monotonic()
-        for target, one in zip(work.targets, provers, strict=True):
-            proof = one.prove(found[target.name], still=False)
+        for target, prover in zip(work.targets, provers, strict=True):
+            proof = prover.prove(found[target.name], still=False)
             unclear = f"; {proof.unsettled:,} are not settled" if proof.unsettled else ""
             keys = sum(proof.keys.values())
             work.opened.progress.note(f"{target.name}: {keys:,} keys that changed were compared{unclear}")

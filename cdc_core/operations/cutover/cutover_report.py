@@ -93,17 +93,17 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
     meta = meta.of(found.way_back)
     status, reads = meta.status.find(), found.details.get("starts")
     if reads:  # it may have led back from other tables before
-        status = replace(status, sources=tuple(one for one in status.sources if one.source in reads))
+        status = replace(status, sources=tuple(source for source in status.sources if source.source in reads))
     if not status.sources:
         said = f"way back: not ready: {found.way_back} has not run yet"
         return {"pipeline": found.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
     behind_s, waiting = _behind(meta, status)
-    lags_us = [one.lag_us for one in status.sources if one.lag_us is not None]
+    lags_us = [source.lag_us for source in status.sources if source.lag_us is not None]
     known = len(lags_us) == len(status.sources)
     lag_s = max(behind_s, *(one / 1e6 for one in lags_us)) if known else None
     age_s, doubt = _proven(status, oldest, found.at_us(State.SWITCHED) or 0)
     runs = standing(status)
-    problem = next((one.what for one in status.failures if one.task != RUN or one.subject in runs), "")
+    problem = next((failure.what for failure in status.failures if failure.task != RUN or failure.subject in runs), "")
     ready = not doubt and not problem and lag_s is not None and lag_s < LATE_S
     why = [
         "lag unknown" if lag_s is None else f"lag {duration(lag_s)}",
@@ -118,7 +118,9 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
 
 def _behind(meta: Meta, status: Status) -> tuple[float, int]:
     """For how many seconds the oldest batch that some target does not have has been staged, and how many there are."""
-    view = meta.plans.find("", [one.source for one in status.sources], [one.target for one in status.targets], None)
+    view = meta.plans.find(
+        "", [source.source for source in status.sources], [target.target for target in status.targets], None
+    )
     waiting = {batch for found in view.pending.values() for batch in found}
     staged_us = [one.created_us for chain in view.chain.values() for one in chain if one.batch_id in waiting]
     return max(0, status.now_us - min(staged_us, default=status.now_us)) / 1e6, len(waiting)
@@ -127,8 +129,8 @@ def _behind(meta: Meta, status: Status) -> tuple[float, int]:
 def _proven(status: Status, oldest: str, switched_us: int) -> tuple[float | None, str]:
     """The age of the evidence, in seconds: of the target that was verified first. And what speaks against it; "" for
     nothing. switched_us: as `since_us` in `lacking`."""
-    known: dict[str, Summaries] = {one.target: {} for one in status.targets}
-    known |= {one.target: one.evidence for one in status.verifications}
+    known: dict[str, Summaries] = {target.target: {} for target in status.targets}
+    known |= {verification.target: verification.evidence for verification in status.verifications}
     ended = [ended_us(found[Mode.ORDERED]) for found in known.values() if Mode.ORDERED in found]
     why = {target: lacking(found, oldest, status.now_us, since_us=switched_us) for target, found in known.items()}
     doubt = next((f"{target}: {one}" for target, one in why.items() if one), "" if known else "never verified")

@@ -67,13 +67,15 @@ def held(
         laps.begin("proof")
         clock.require("the comparison")
         moving.to(State.DRAINED)
-        proofs = [one.prove(since[target.name], still=True) for target, one in zip(work.targets, provers, strict=True)]
+        proofs = [
+            prover.prove(since[target.name], still=True) for target, prover in zip(work.targets, provers, strict=True)
+        ]
         laps.begin("ids")
         raise_ids(tables.pairs)  # for the last time: the old tables give out none any more
         clock.require("arming the way back")
         moving.to(
             State.PROVED,
-            proofs=[_document(one) for one in proofs],
+            proofs=[_document(proof) for proof in proofs],
             reached={source: str(place) for source, place in done.reached.items()},
         )
         if rehearse:
@@ -132,8 +134,10 @@ def written_since(work: CutoverWork, reached: Mapping[str, Position]) -> int:
     """The changes of the targets' tables that the sources' logs have after these places, whoever has staged them. Other
     tables of the pipeline may be written at any time, and are."""
     extract_sources(work.opened)
-    batches = [one for source, place in reached.items() for one in work.meta.batches.find(source) if one.end > place]
-    files = work.meta.batches.files([one.batch_id for one in batches if not one.copied])
+    batches = [
+        batch for source, place in reached.items() for batch in work.meta.batches.find(source) if batch.end > place
+    ]
+    files = work.meta.batches.files([batch.batch_id for batch in batches if not batch.copied])
     return sum(
         file.rows
         for listed in files.values()

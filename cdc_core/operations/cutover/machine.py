@@ -85,7 +85,7 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
             prepared = prepare(work)
             since, seen = prepared.since, prepared.seen
         with ExitStack() as opened:
-            provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
+            provers = [opened.enter_context(prover(work.jobs[target.name])) for target in work.targets]
             tables = tables_of(work, provers)
             for target, one in zip(work.targets, provers, strict=True):
                 if not since[target.name].tables >= set(one.feeding):  # some are new
@@ -224,7 +224,7 @@ def answered(moving: Moving, answer: Answer) -> Cutover:
 
 
 def _of(places: Places, chosen: Collection[str]) -> dict[str, list[list[str]]]:
-    return {name: [list(one) for one in tables if ".".join(one) in chosen] for name, tables in places.items()}
+    return {name: [list(table) for table in tables if ".".join(table) in chosen] for name, tables in places.items()}
 
 
 def _tidy(moving: Moving) -> None:
@@ -257,7 +257,7 @@ def _finished(moving: Moving) -> Cutover:
         pipeline = work.way_back.armed(moving.cutover.details["starts"])
         tables = read(moving.cutover.details["tables"])
         moving.require()
-        sources = [one.name for one in pipeline.sources]
+        sources = [source.name for source in pipeline.sources]
         for target in pipeline.databases:
             named = fenced_in(target, tables)
             patiently(partial(take_over, target, named, sources), work.opened.progress.note)

@@ -65,7 +65,7 @@ def taken_up(work: CutoverWork, lease: Lease, *, rehearsal: bool) -> Cutover:
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
     identity = hashlib.sha256(f"{work.opened.name}/{now}".encode()).hexdigest()[:16]
-    led_to = {"back": work.back, "target": [one.name for one in work.targets], "rehearsal": rehearsal}
+    led_to = {"back": work.back, "target": [target.name for target in work.targets], "rehearsal": rehearsal}
     new = Cutover(identity, work.opened.name, work.way_back.name, State.PREPARED, details=led_to)
     return work.meta.cutovers.begin(lease, new, over)
 
@@ -73,7 +73,9 @@ def taken_up(work: CutoverWork, lease: Lease, *, rehearsal: bool) -> Cutover:
 def _still_read(pipeline: Pipeline, places: Places) -> Places:
     """A way back reads other tables once the application was led to another target."""
     routes = [Capture(pipeline.tables, pipeline.routes, lower_case=one).route for one in (False, True)]
-    kept = {name: [one for one in tables if any(route(*one) for route in routes)] for name, tables in places.items()}
+    kept = {
+        name: [table for table in tables if any(route(*table) for route in routes)] for name, tables in places.items()
+    }
     return {name: tables for name, tables in kept.items() if tables}
 
 
@@ -105,7 +107,7 @@ def open_cutover(work: CutoverWork) -> Cutover:
 def require_its_target(work: CutoverWork, cutover: Cutover) -> None:
     """What a cutover has made is at its own target alone. Raises UsageError (usage.argument)."""
     led_to = cutover.details["target"]
-    if led_to != [one.name for one in work.targets]:
+    if led_to != [target.name for target in work.targets]:
         raise UsageError(
             f"The last cutover of {work.opened.name!r} leads to {', '.join(led_to)}, and is {cutover.state}.",
             where=f"cutover {cutover.cutover_id}",

@@ -86,8 +86,8 @@ def of_people(triggers: tuple[str, ...]) -> tuple[str, ...]:
 
 def _order(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
     """The order of columns: `SELECT *` shows it, and so does an INSERT that names no columns."""
-    here = [one.name.lower() for one in old.columns if not one.invisible and one.name != VERSION_COLUMN]
-    there = [one.name.lower() for one in new.columns if not one.invisible]
+    here = [column.name.lower() for column in old.columns if not column.invisible and column.name != VERSION_COLUMN]
+    there = [column.name.lower() for column in new.columns if not column.invisible]
     both = [name for name in here if name in there], [name for name in there if name in here]
     moved = next(((was, now) for was, now in zip(*both, strict=True) if was != now), None)
     if moved is not None:
@@ -137,10 +137,10 @@ def _sorted_by(table: TableDefinition, column: ColumnDefinition) -> str:
 
 
 def _keys(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
-    for one in old.indexes:
-        if (one.unique or not one.hidden) and not any(_does_for(one, there) for there in new.indexes):
-            kind, remedy = ("unique key", MAKE) if one.unique else ("index", _SEARCHED)
-            yield Noticed(f"it has no {kind} like {one.name}", remedy)
+    for index in old.indexes:
+        if (index.unique or not index.hidden) and not any(_does_for(index, there) for there in new.indexes):
+            kind, remedy = ("unique key", MAKE) if index.unique else ("index", _SEARCHED)
+            yield Noticed(f"it has no {kind} like {index.name}", remedy)
     for one in new.indexes:
         if one.unique and not any(had.unique and set(_parts(had)) <= set(_parts(one)) for had in old.indexes):
             yield Noticed(f"it has the unique key {one.name}", "writes that the old table takes may fail: drop the key")

@@ -33,7 +33,7 @@ _NAMED = 10
 
 def written_in(meta: Meta, store: ObjectStore, batches: Sequence[BatchRow]) -> Written:
     """The changes of these batches. Raises what reading them raises."""
-    files = meta.batches.files([one.batch_id for one in batches])
+    files = meta.batches.files([batch.batch_id for batch in batches])
     listed = [file for of_batch in files.values() for file in of_batch]
     schemas = definitions(meta.schemas.find(sorted({file.schema_id for file in listed})), files, batches, store)
     rows, keys = Counter[str](), dict[str, dict[str, None]]()

@@ -41,16 +41,16 @@ class CutoverPlan:
             "pipeline": self.pipeline,
             "target": self.target,
             "tables": list(self.tables.logical),
-            "leaves": {name: [".".join(one) for one in tables] for name, tables in self.tables.sources.items()},
-            "comes_to": {name: [".".join(one) for one in tables] for name, tables in self.tables.targets.items()},
+            "leaves": {name: [".".join(table) for table in tables] for name, tables in self.tables.sources.items()},
+            "comes_to": {name: [".".join(table) for table in tables] for name, tables in self.tables.targets.items()},
             "way_back": self.way_back,
             "evidence": self.evidence,
             "disturbed": self.disturbed or None,
             "budget_s": self.budget_s,
             "expected_stop_s": self.expected_stop_s,
             "findings": [
-                {"status": one.status, "subject": one.subject, "what": one.what, "remedy": one.remedy}
-                for one in self.findings
+                {"status": finding.status, "subject": finding.subject, "what": finding.what, "remedy": finding.remedy}
+                for finding in self.findings
             ],
         }
         return document if self.error is None else document | to_document(self.error)
@@ -61,9 +61,9 @@ def plan(work: CutoverWork) -> CutoverPlan:
     require_hooks(work)
     work.way_back.check()
     with ExitStack() as stack:
-        provers = [stack.enter_context(prover(work.jobs[one.name])) for one in work.targets]
+        provers = [stack.enter_context(prover(work.jobs[target.name])) for target in work.targets]
         tables = tables_of(work, provers)
-        feeding = {one.name: set(proving.feeding) for one, proving in zip(work.targets, provers, strict=True)}
+        feeding = {target.name: set(proving.feeding) for target, proving in zip(work.targets, provers, strict=True)}
     findings = tuple(one for one in findings_of(work, tables) if one.status != "ok")
     before = known(work)
     expected_s, stop = expected_stop(work.meta.cutovers.latest(work.opened.name))
@@ -73,7 +73,7 @@ def plan(work: CutoverWork) -> CutoverPlan:
         ended.append(str(one.document["ended"]) if one.document is not None and whole else "")
     return CutoverPlan(
         work.opened.name,
-        ", ".join(one.name for one in work.targets),
+        ", ".join(target.name for target in work.targets),
         tables,
         work.way_back.name,
         min(ended) or None,

@@ -74,7 +74,10 @@ class Prepared:
 def known(work: CutoverWork) -> Known:
     """For a way back: reads the log of the old tables up to now."""
     disturbed = work.way_back.disturbed()
-    found = {one.name: Evidence(None, disturbed.why) if disturbed.why else _earlier(work, one) for one in work.targets}
+    found = {
+        target.name: Evidence(None, disturbed.why) if disturbed.why else _earlier(work, target)
+        for target in work.targets
+    }
     return Known(found, disturbed.seen)
 
 
@@ -139,11 +142,11 @@ def undisturbed(work: CutoverWork, seen: Mapping[str, Position] | None) -> Mappi
 def require_unrefuted(work: CutoverWork) -> None:
     """No verification has found a difference since the cutover began, in a row that need not have changed since the
     evidence: the proof would not compare it. Raises Refused (cutover.verify_again)."""
-    for one in work.targets:
-        why = found_since(work.meta.verifications.evidence(one.name))
+    for target in work.targets:
+        why = found_since(work.meta.verifications.evidence(target.name))
         if why:
             raise verify_again(
-                f"The evidence of {one.name!r} no longer counts: {why}.",
+                f"The evidence of {target.name!r} no longer counts: {why}.",
                 work.opened.name,
                 "Repair what differs (`lockstep repair`), then begin again: every row is verified first",
             )
@@ -166,7 +169,7 @@ def findings_of(work: CutoverWork, tables: Tables) -> tuple[CheckFinding, ...]:
     found = Findings()
     for error in unproven(work):
         found.fail("stage", error)
-    names = [one.name for one in work.pipeline.targets]
+    names = [target.name for target in work.pipeline.targets]
     if len(names) > 1 and not work.back:
         found.warn(
             "cutover.switch_with",
@@ -187,14 +190,14 @@ def require_ready(work: CutoverWork, tables: Tables) -> list[dict[str, str]]:
     then, and keep them. Raises the first of what would go wrong, and what indexes.settle raises."""
     settle(tables.targets)
     findings = findings_of(work, tables)
-    for one in findings:
-        if one.status == "warn":
-            work.opened.progress.note(f"{one.subject}: {one.what}")
+    for finding in findings:
+        if finding.status == "warn":
+            work.opened.progress.note(f"{finding.subject}: {finding.what}")
     error = failed(findings)
     if error is not None:
         raise error
     return [
-        {"status": one.status, "subject": one.subject, "what": one.what, "remedy": one.remedy}
-        for one in findings
-        if one.status != "ok"
+        {"status": finding.status, "subject": finding.subject, "what": finding.what, "remedy": finding.remedy}
+        for finding in findings
+        if finding.status != "ok"
     ]

@@ -52,14 +52,14 @@ class Since:
     def of_evidence(cls, document: Mapping[str, Any]) -> Since:
         """From a full verification: the lowest place that one of its tables was read at, or had consumed."""
         places: dict[str, Position] = {}
-        for one in document["tables"]:
-            said = [(read["source"], read["low"]) for read in one["read"]]
-            for source, text in [*said, *one["consumed_until"].items()]:
+        for table in document["tables"]:
+            said = [(read["source"], read["low"]) for read in table["read"]]
+            for source, text in [*said, *table["consumed_until"].items()]:
                 place = Position.from_text(text) if text else None
                 if place is not None and (source not in places or place < places[source]):
                     places[source] = place
-        tables = frozenset(str(one["table"]) for one in document["tables"])
-        return cls(places, tables, all(one["moving"] == 0 for one in document["tables"]))
+        tables = frozenset(str(table["table"]) for table in document["tables"])
+        return cls(places, tables, all(table["moving"] == 0 for table in document["tables"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Prover:
         self._targets = TargetTables()
         self._tables = {name: ComparedTable(job, name, fed.tables[name], self._targets) for name in fed.tables}
         for name, table in self._tables.items():
-            if not table.shape.key or any(one.type.base not in LOOKED_UP for one in table.shape.key_columns):
+            if not table.shape.key or any(column.type.base not in LOOKED_UP for column in table.shape.key_columns):
                 raise Refused(
                     f"Rows of {name} cannot be compared one by one: it has no key, or one that cannot be looked up.",
                     where=name,
@@ -112,8 +112,8 @@ class Prover:
         reached = {source: found[-1].end if found else since.places[source] for source, found in batches.items()}
         # A key that is moving is explained by a change in a later batch, with which it is compared again. One that is
         # unsettled is explained by nothing.
-        unsettled = sum(one.unsettled for one in results)
-        settled = not any(one.moving for one in results) and (since.settled or batches == staged)
+        unsettled = sum(result.unsettled for result in results)
+        settled = not any(result.moving for result in results) and (since.settled or batches == staged)
         proven = since if unsettled else Since(reached, since.tables, settled)
         return Proof(proven, {name: len(keys) for name, keys in wanted.items()}, unsettled, tuple(counted))
 
@@ -148,7 +148,7 @@ class Prover:
         """The batches before the first that the target has not consumed."""
         target = self._job.target.name
         pending = self._job.meta.plans.find("", [source], [target], None).pending[target]
-        return list(itertools.takewhile(lambda one: one.batch_id not in pending, batches))
+        return list(itertools.takewhile(lambda batch: batch.batch_id not in pending, batches))
 
     def _batches(self, source: str, since: Since) -> list[BatchRow]:
         """What may have changed rows since then, in the order of the log."""
@@ -157,7 +157,7 @@ class Prover:
 
     def _keys(self, batches: Sequence[BatchRow]) -> dict[str, set[str]]:
         """The keys of the rows that these batches change, by logical table."""
-        files = self._job.meta.batches.files([one.batch_id for one in batches])
+        files = self._job.meta.batches.files([batch.batch_id for batch in batches])
         listed = [file for of_batch in files.values() for file in of_batch if file.table in self._tables]
         known = self._job.meta.schemas.find(sorted({file.schema_id for file in listed}))
         schemas = definitions(known, files, batches, self._job.opened.store)
@@ -167,7 +167,9 @@ class Prover:
             keys = found.setdefault(file.table, set())
             columns = key_columns(schema)
             truncated = _again(file.table, "all of its rows were removed at once")
-            if schema.key != shape.key or [one.type for one in columns] != [one.type for one in shape.key_columns]:
+            if schema.key != shape.key or [column.type for column in columns] != [
+                column.type for column in shape.key_columns
+            ]:
                 raise _again(file.table, "its key was redefined")
             for some in changed_keys(self._job.opened.store, file, schema, on_truncate=truncated):
                 keys.update(row_texts(some, columns, shape.errors).to_pylist())
@@ -176,16 +178,16 @@ class Prover:
         return found
 
     def _require_equal(self, results: Sequence[TableResult], *, still: bool) -> None:
-        errors = [one.error for one in results if one.error is not None]
+        errors = [result.error for result in results if result.error is not None]
         if errors:
             raise errors[0]
-        different = [one for one in results if one.differences]
+        different = [result for result in results if result.differences]
         if different:
             raise self._differs(
                 f"{sum(one.differences for one in different)} rows of {', '.join(one.table for one in different)} "
                 "differ between source and target."
             )
-        unclear = sum(one.moving + one.unsettled for one in results) if still else 0
+        unclear = sum(result.moving + result.unsettled for result in results) if still else 0
         if unclear:
             raise RetryLater(
                 f"{unclear} rows are not applied yet, although nothing writes any more.",
@@ -206,7 +208,7 @@ class Prover:
 def reference_of(pipeline: Pipeline, source: SourceTables) -> str:
     """How the pipeline names the server that is read: of a primary and its standbys, one."""
     address = replace(source.address, identity="")  # which the server has told
-    return next(one for one in pipeline.source(source.name).connections if resolve(one) == address)
+    return next(connection for connection in pipeline.source(source.name).connections if resolve(connection) == address)
 
 
 def _countable(feeding: Sequence[tuple[SourceTables, Any]]) -> bool:

@@ -300,8 +300,8 @@ def _other_settings(before: Mapping[str, _Settings], reference: str, there: _Set
         found = []
         if here.modes != there.modes:
             modes = [
-                *(f"+{one}" for one in sorted(there.modes - here.modes)),
-                *(f"-{one}" for one in sorted(here.modes - there.modes)),
+                *(f"+{mode}" for mode in sorted(there.modes - here.modes)),
+                *(f"-{mode}" for mode in sorted(here.modes - there.modes)),
             ]
             found.append(f"sql_mode ({', '.join(modes)})")
         if here.noons != there.noons:
@@ -338,9 +338,9 @@ def _definitions(listed: Iterable[Place]) -> Iterator[Existing]:
         with altering_session(resolve(reference), reference) as session:
             for database in sorted({database for database, _ in tables}):
                 names = [table for at, table in tables if at == database]
-                for one in read_definitions(session, database, names).values():
-                    literal = any(column.default == LITERAL for column in one.columns)
-                    yield Existing(one, literals_of(session, one) if literal else {})
+                for definition in read_definitions(session, database, names).values():
+                    literal = any(column.default == LITERAL for column in definition.columns)
+                    yield Existing(definition, literals_of(session, definition) if literal else {})
 
 
 def _beside(session: Any, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -434,4 +434,4 @@ def _behind(pairs: Iterable[TablePair]) -> dict[str, dict[tuple[str, str], _Coun
 
 def failed(findings: Sequence[CheckFinding]) -> LockstepError | None:
     """The first error."""
-    return next((one.error for one in findings if one.error is not None), None)
+    return next((finding.error for finding in findings if finding.error is not None), None)

@@ -64,7 +64,9 @@ class Reverse:
         return {
             "pipeline": self.name,
             "schedule": forward.schedule,
-            "sources": [one.document(_FIRST_ID, {"position": _place(starts[one.name])}) for one in self.sources],
+            "sources": [
+                source.document(_FIRST_ID, {"position": _place(starts[source.name])}) for source in self.sources
+            ],
             "tables": captured(self.sources),
             "routes": [{"match": _any_of(self._places(origin)), "to": origin.logical} for origin in self.origins],
             "targets": [
@@ -73,17 +75,17 @@ class Reverse:
                     "connections": [reference],
                     "existing": "keep",
                     "tables": {
-                        one.logical: {
-                            "database": _literal(one.database),
-                            "table": _literal(one.table),
+                        origin.logical: {
+                            "database": _literal(origin.database),
+                            "table": _literal(origin.table),
                             "guard": {"store": "table"},
                         }
-                        | self._former(one.logical)
-                        for one in self.origins
-                        if one.source == source
+                        | self._former(origin.logical)
+                        for origin in self.origins
+                        if origin.source == source
                     },
                 }
-                for source, reference in {one.source: one.reference for one in self.origins}.items()
+                for source, reference in {origin.source: origin.reference for origin in self.origins}.items()
             ],
             "verify": self._verified().model_dump(mode="json", exclude_none=True),
             "cutover": forward.cutover.model_dump(mode="json", exclude_none=True),
@@ -131,8 +133,8 @@ def reverse_of(pipeline: Pipeline, target: MysqlTarget, origins: Sequence[Revers
         )
     places = [place for logical in _logicals(origins) for place in shard_tables(target, logical)]
     servers = servers_of(target, places, f"{pipeline.pipeline}{WAY_BACK_SUFFIX}_{target.name}")
-    for one in servers:
-        _checked(one.name, f"target {target.name}")
+    for server in servers:
+        _checked(server.name, f"target {target.name}")
     return Reverse(pipeline, target, tuple(origins), servers)
 
 
@@ -153,8 +155,8 @@ def _changed(pipeline: Pipeline) -> list[str]:
 
 def _untold(origins: Sequence[ReverseOrigin]) -> list[str]:
     by_logical: dict[str, list[ReverseOrigin]] = {}
-    for one in origins:
-        by_logical.setdefault(one.logical, []).append(one)
+    for origin in origins:
+        by_logical.setdefault(origin.logical, []).append(origin)
     return [
         f"{len(found)} tables feed {logical}, and nothing says to which of them a row belongs"
         for logical, found in by_logical.items()
@@ -175,7 +177,7 @@ def _bounded(pipeline: Pipeline, target: MysqlTarget, origins: Sequence[ReverseO
 
 
 def _logicals(origins: Sequence[ReverseOrigin]) -> list[str]:
-    return list(dict.fromkeys(one.logical for one in origins))
+    return list(dict.fromkeys(origin.logical for origin in origins))
 
 
 def _checked(name: str, where: str) -> str:
@@ -190,7 +192,7 @@ def _checked(name: str, where: str) -> str:
 
 
 def _any_of(places: Sequence[ShardTable]) -> str:
-    return "|".join(re.escape(one.name) for one in places)
+    return "|".join(re.escape(place.name) for place in places)
 
 
 def _literal(name: str) -> str:

@@ -136,7 +136,7 @@ def note(cutover: Cutover, token: str) -> str:
 
 
 def hook_variables(work: CutoverWork, cutover: Cutover, phase: str) -> dict[str, str]:
-    targets = [one.name for one in work.targets]
+    targets = [target.name for target in work.targets]
     return hooks.variables(phase, cutover.cutover_id, work.opened.name, targets, back=work.back)
 
 

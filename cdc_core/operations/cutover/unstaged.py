@@ -39,10 +39,10 @@ class StagedTables:
         yield from self.not_captured()
         for source in self.pipeline.sources:
             known = self.meta.coverages.find(source.name).tables
-            for one in copied_by_runs(self.meta, self.pipeline, source.name):
-                if one.name not in known or self._taken(known[one.name], one.name):
+            for run in copied_by_runs(self.meta, self.pipeline, source.name):
+                if run.name not in known or self._taken(known[run.name], run.name):
                     yield Refused(
-                        f"{one.name} waits for a copy: {one.why}.",
+                        f"{run.name} waits for a copy: {run.why}.",
                         where=f"source {source.name}",
                         code="cutover.copy_due",
                         remedy="nothing was switched. `lockstep run` copies it; then begin again",
@@ -98,7 +98,7 @@ def _noted(batch: BatchRow, store: ObjectStore) -> str:
     if batch.copied or not batch.notes:
         return ""
     isolated = notes(manifests.read(store, batch.source, batch.begin).isolated)
-    return "; ".join(one for one in batch.notes if one not in isolated)
+    return "; ".join(note for note in batch.notes if note not in isolated)
 
 
 def _happened(table: str, source: str, coverage: TableCoverage) -> str:

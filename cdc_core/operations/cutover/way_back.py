@@ -62,7 +62,7 @@ class ExistingWayBack(WayBack):
         places = {source: Position.from_text(text) for source, text in reached.items()} if after is None else after
         seen: dict[str, Position] = {}
         for source, place in places.items():
-            later = [one for one in meta.batches.find(source) if one.end > place and not one.copied]
+            later = [batch for batch in meta.batches.find(source) if batch.end > place and not batch.copied]
             seen[source] = max((one.end for one in later), default=place)
         why = StagedTables(pipeline, pipeline.databases, meta).missed(places, self.opened.store)
         return Disturbed(f"of the old tables, {why}" if why else "", seen)
@@ -70,8 +70,8 @@ class ExistingWayBack(WayBack):
     def written(self, after: Mapping[str, Position]) -> Written:
         extract_sources(self.opened)
         meta = self.opened.meta
-        batches = [one for source, place in after.items() for one in meta.batches.find(source) if one.end > place]
-        return written_in(meta, self.opened.store, [one for one in batches if not one.copied])
+        batches = [batch for source, place in after.items() for batch in meta.batches.find(source) if batch.end > place]
+        return written_in(meta, self.opened.store, [batch for batch in batches if not batch.copied])
 
     def preview(self) -> Pipeline:
         return self.opened.pipeline
@@ -106,7 +106,7 @@ class NewWayBack(WayBack):
         """Writes the file, with the ends of the servers' logs as they are now, if it is not there."""
         if self._existing() is None:
             write(self._file, self._text(_mark(token)))
-        return {one.name: _start(one) for one in config.load(self._file).sources}
+        return {source.name: _start(source) for source in config.load(self._file).sources}
 
     def armed(self, starts: Mapping[str, str]) -> Pipeline:
         if self._existing() is None:  # its ends of logs, now, would leave out what was written meanwhile
@@ -126,7 +126,7 @@ class NewWayBack(WayBack):
         if not self._file.exists() or _mark(token) not in self._file.read_text(encoding="utf-8"):
             return ""
         meta = self._job.meta.of(self.name)
-        if all(meta.positions.checkpoint(one.name) is None for one in config.load(self._file).sources):
+        if all(meta.positions.checkpoint(source.name) is None for source in config.load(self._file).sources):
             self._file.unlink()
             return ""
         return (
@@ -150,7 +150,7 @@ class NewWayBack(WayBack):
         return found
 
     def _text(self, mark: str = "") -> str:
-        return self._reverse.text({one.name: self._end(one.reference) for one in self._reverse.sources}, mark)
+        return self._reverse.text({source.name: self._end(source.reference) for source in self._reverse.sources}, mark)
 
     def _end(self, reference: str) -> Position:
         with connect(resolve(reference), where=reference) as connection:
@@ -159,7 +159,7 @@ class NewWayBack(WayBack):
 
 def _wanted(reverse: Reverse) -> Pipeline:
     """But for where its sources begin."""
-    nowhere = {one.name: Position(0, "none.000001", 4) for one in reverse.sources}
+    nowhere = {source.name: Position(0, "none.000001", 4) for source in reverse.sources}
     return Pipeline.model_validate(reverse.document(nowhere))
 
 
@@ -187,4 +187,4 @@ def _start(source: Source) -> str:
 def carried_by(pipeline: Pipeline) -> dict[str, Any]:
     """Which rows a way back carries, and where to, as plain values that two files have in common."""
     document: dict[str, Any] = pipeline.model_dump(mode="json", include=_CARRIED, exclude=_FREE)
-    return document | {"sources": {one.name: one.connections for one in pipeline.sources}}
+    return document | {"sources": {source.name: source.connections for source in pipeline.sources}}

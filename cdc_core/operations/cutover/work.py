@@ -129,8 +129,8 @@ class Tables:
 
 def tables_of(work: CutoverWork, provers: Sequence[Prover]) -> Tables:
     pairs = []
-    for target, one in zip(work.targets, provers, strict=True):
-        for name, feeding in one.feeding.items():
+    for target, prover in zip(work.targets, provers, strict=True):
+        for name, feeding in prover.feeding.items():
             old = [(reference_of(work.pipeline, source), schema.database, schema.table) for source, schema in feeding]
             new = [(target.connections[at.connection], at.database, at.table) for at in shard_tables(target, name)]
             pairs.append(TablePair(name, tuple(old), tuple(new)))

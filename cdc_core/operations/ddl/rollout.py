@@ -101,7 +101,7 @@ class Decided:
     @property
     def done(self) -> bool:
         """Whether all shards have all statements behind them."""
-        return all(one.behind(shard) == len(one.statements) for one in self.tables for shard in one.shards)
+        return all(table.behind(shard) == len(table.statements) for table in self.tables for shard in table.shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ def decide(work: RolloutWork, text: str, name: str, direction: str, options: Opt
     if former is not None and former.state == OPEN and (same or _takes_back(former, text, direction)):
         problems += _layout_problems(work, former)
     decided = []
-    for logical in dict.fromkeys(one.logical for one in statements):
-        mine = tuple(one for one in statements if one.logical == logical)
+    for logical in dict.fromkeys(statement.logical for statement in statements):
+        mine = tuple(statement for statement in statements if statement.logical == logical)
         table, found = _decided(work, logical, mine, options, former if same else None)
         decided.append(table)
         problems += found or _held_columns(work, table)
@@ -184,10 +184,10 @@ def _open(former: Rollout, target: MysqlTarget) -> Refused:
 def _layout_problems(work: RolloutWork, rollout: Rollout) -> Iterator[Refused]:
     """Tables whose shards are not those that the rollout was begun with: some would keep their definition unnoticed."""
     begun: dict[str, set[int]] = {}
-    for one in work.opened.meta.rollouts.shards(rollout.rollout_id):
-        begun.setdefault(one.logical, set()).add(one.shard)
+    for shard in work.opened.meta.rollouts.shards(rollout.rollout_id):
+        begun.setdefault(shard.logical, set()).add(shard.shard)
     for logical, former in begun.items():
-        now = {one.shard for one in shard_tables(work.target, logical)}
+        now = {table.shard for table in shard_tables(work.target, logical)}
         if now != former:
             yield Refused(
                 f"{rollout.name} ({rollout.direction}) was begun for {counted(len(former), 'shard')} of {logical!r}; "
@@ -211,16 +211,16 @@ def _decided(
             code="usage.unknown_name",
             remedy=f"give a number from 0 to {len(places) - 1}",
         )
-    ordered = sorted(places, key=lambda one: (one.shard != options.canary, one.shard))
+    ordered = sorted(places, key=lambda place: (place.shard != options.canary, place.shard))
     shards = tuple(_surveyed(work, ordered))
-    problems: list[LockstepError] = [no_table(one.place) for one in shards if one.found is None]
+    problems: list[LockstepError] = [no_table(shard.place) for shard in shards if shard.found is None]
     by_server: dict[str, list[tuple[str, str]]] = {}
     for place in places:
         by_server.setdefault(work.target.connections[place.connection], []).append((place.database, place.table))
     problems += [indexes_due(one.name) for one in with_due(by_server)]
     foretold: dict[str, Foretold] = {}
-    for server in dict.fromkeys(one.server for one in shards):
-        mine = [one for one in shards if one.server == server and one.found is not None]
+    for server in dict.fromkeys(shard.server for shard in shards):
+        mine = [shard for shard in shards if shard.server == server and shard.found is not None]
         told = _told(former, server, logical)
         still = former is not None and (former.state == OPEN or told is None or all(_knows(told, one) for one in mine))
         if told is not None and still:
@@ -234,9 +234,9 @@ def _decided(
                 problems.append(error)
     table = DecidedTable(logical, statements, shards, foretold)
     problems += [
-        _drifted(table, one)
-        for one in shards
-        if one.found is not None and one.server in foretold and table.behind(one) is None
+        _drifted(table, shard)
+        for shard in shards
+        if shard.found is not None and shard.server in foretold and table.behind(shard) is None
     ]
     return table, problems
 
@@ -256,8 +256,8 @@ def _foretold(
     """From the definition by which most shards are known: others may have the statements behind them already."""
     best: tuple[int, Foretold] | None = None
     first: LockstepError | None = None
-    for found in dict.fromkeys(one.found for one in shards):
-        base = next(one for one in shards if one.found == found)
+    for found in dict.fromkeys(shard.found for shard in shards):
+        base = next(shard for shard in shards if shard.found == found)
         try:
             # Two at once would drop each other's empty copy, and foretell from half of the statements.
             with _session(work, base.place) as connection, _alone(connection, base.place, options.patience_s):
@@ -267,7 +267,7 @@ def _foretold(
                 raise
             first = first or error
             continue
-        covered = sum(_knows(told, one) for one in shards)
+        covered = sum(_knows(told, shard) for shard in shards)
         if best is None or covered > best[0]:
             best = covered, told
     if best is None:
@@ -278,15 +278,15 @@ def _foretold(
 
 def _surveyed(work: RolloutWork, places: Sequence[ShardTable]) -> Iterator[RolloutShard]:
     found: dict[ShardTable, RolloutShard] = {}
-    for number in dict.fromkeys(one.connection for one in places):
+    for number in dict.fromkeys(place.connection for place in places):
         reference = work.target.connections[number]
         server = resolve(reference)
         with translating(reference), connect(server, where=reference) as connection:
             version = connection.get_server_info()  # type: ignore[no-untyped-call]
-            for one in places:
-                if one.connection == number:
-                    found[one] = RolloutShard(one, version, fingerprint(connection, one.database, one.table))
-    return (found[one] for one in places)
+            for place in places:
+                if place.connection == number:
+                    found[place] = RolloutShard(place, version, fingerprint(connection, place.database, place.table))
+    return (found[place] for place in places)
 
 
 def _drifted(table: DecidedTable, shard: RolloutShard) -> Refused:
@@ -304,10 +304,10 @@ def _held_columns(work: RolloutWork, table: DecidedTable) -> list[LockstepError]
     """A column may go once the source lacks it and nothing staged brings it any more. One that a statement drops and
     adds has lost its values."""
     dropped, made = set[str](), set[str]()
-    for one in table.statements:
-        gone = {name.lower() for name in (*one.columns.dropped, *one.columns.perhaps_dropped)}
+    for statement in table.statements:
+        gone = {name.lower() for name in (*statement.columns.dropped, *statement.columns.perhaps_dropped)}
         dropped |= gone - made
-        made |= {name.lower() for name in one.columns.added}
+        made |= {name.lower() for name in statement.columns.added}
     if not dropped:
         return []
     problems: list[LockstepError] = []
@@ -316,7 +316,7 @@ def _held_columns(work: RolloutWork, table: DecidedTable) -> list[LockstepError]
         held = dropped & {column.name.lower() for column in origin.schema.columns}
         if held:
             problems.append(_held(table.logical, held, f"{origin.schema.name} of the source has it"))
-    sources = [one.name for one in work.opened.pipeline.sources]
+    sources = [source.name for source in work.opened.pipeline.sources]
     view = work.opened.meta.plans.find("", sources, [work.target.name], None)
     pending = view.pending[work.target.name]
     schemas = schemas_of(view, open_stage(work.opened.pipeline.stage))
@@ -348,7 +348,7 @@ def roll(work: RolloutWork, decided: Decided, lease: Lease, options: Options) ->
         raise combined(list(decided.problems))
     if decided.rollout is None and decided.done:
         return decided
-    if any(one.copied for one in decided.tables) and not options.copy_with:
+    if any(table.copied for table in decided.tables) and not options.copy_with:
         raise UsageError(
             f"{decided.script.name} copies a table, and no command for copies was given.",
             where="--copy-with",
@@ -356,7 +356,7 @@ def roll(work: RolloutWork, decided: Decided, lease: Lease, options: Options) ->
             remedy="add --copy-with, as when the change was begun",
         )
     rollout = decided.rollout or _begun(work, decided, lease)
-    noted = {(one.logical, one.shard): one for one in work.opened.meta.rollouts.shards(rollout.rollout_id)}
+    noted = {(shard.logical, shard.shard): shard for shard in work.opened.meta.rollouts.shards(rollout.rollout_id)}
     for table in decided.tables:
         places = [shard.place for shard in table.shards]
         waves = [places[:1], *(places[at : at + options.wave] for at in range(1, len(places), options.wave))]
@@ -364,7 +364,7 @@ def roll(work: RolloutWork, decided: Decided, lease: Lease, options: Options) ->
             _in_waves(waves, partial(_start_copy, work, lease, table, options))
         _in_waves(waves, partial(_bring, work, lease, rollout, table, options, noted))
     work.opened.meta.rollouts.finish(lease, rollout.rollout_id)
-    return replace(decided, tables=tuple(_as_is_now(work, one) for one in decided.tables))
+    return replace(decided, tables=tuple(_as_is_now(work, table) for table in decided.tables))
 
 
 def _in_waves(waves: Sequence[Sequence[ShardTable]], work: Callable[[ShardTable], None]) -> None:
@@ -378,7 +378,7 @@ def _in_waves(waves: Sequence[Sequence[ShardTable]], work: Callable[[ShardTable]
 
 
 def _as_is_now(work: RolloutWork, table: DecidedTable) -> DecidedTable:
-    return replace(table, shards=tuple(_surveyed(work, [one.place for one in table.shards])))
+    return replace(table, shards=tuple(_surveyed(work, [shard.place for shard in table.shards])))
 
 
 def _begun(work: RolloutWork, decided: Decided, lease: Lease) -> Rollout:

@@ -38,7 +38,7 @@ def extract_sources(
     `Extractor`. The first error is kept in meta, and raised after the other threads have ended. A signal counts as
     success only if `endless`, which also waits while another extractor has a source.
     """
-    names = [one.name for one in opened.pipeline.sources] if sources is None else list(sources)
+    names = [source.name for source in opened.pipeline.sources] if sources is None else list(sources)
     latest: dict[str, DrainResult] = {}
     errors: list[BaseException] = []
     stop = threading.Event()

@@ -87,8 +87,8 @@ def require_alone(keys: ErasedKeys, found: ErasureFindings) -> None:
 def require_known(keys: ErasedKeys, found: ErasureFindings) -> None:
     """Raises UsageError (usage.unknown_name) for a key that nothing has: it may be misspelled."""
     there = {text for one in found.staged for file in one.files.values() for text in file.found.keys}
-    unknown = keys.texts - there - {held.key for one in found.traces for held in one.rows}
-    if unknown and not any(one.places for one in found.lakes):  # which do not say whose rows they are
+    unknown = keys.texts - there - {held.key for trace in found.traces for held in trace.rows}
+    if unknown and not any(lake.places for lake in found.lakes):  # which do not say whose rows they are
         shown = some_of([keys.shown(text) for text in sorted(unknown)], 5)
         raise UsageError(
             f"Nothing has rows of {keys.table} with the key {shown}. Nothing was erased.",

@@ -71,17 +71,17 @@ def find_evidence(store: ObjectStore, pipeline: str, keys: ErasedKeys) -> Iterat
     """
     for info in store.list(evidence.EVIDENCE):
         document = evidence.read(store, info.path)
-        tables = [one for one in document["tables"] if one["table"] == keys.table]
-        found = sum(keys.has(finding["key"]) for one in tables for finding in one["findings"])
+        tables = [table for table in document["tables"] if table["table"] == keys.table]
+        found = sum(keys.has(finding["key"]) for table in tables for finding in table["findings"])
         if found and document["pipeline"] == pipeline:
             yield info.path, found
 
 
 def erase_evidence(store: ObjectStore, path: str, keys: ErasedKeys) -> None:
     document = evidence.read(store, path)
-    for one in document["tables"]:
-        if one["table"] == keys.table:
-            kept = [finding for finding in one["findings"] if not keys.has(finding["key"])]
-            one["erased"] = one.get("erased", 0) + len(one["findings"]) - len(kept)
-            one["findings"] = kept
+    for table in document["tables"]:
+        if table["table"] == keys.table:
+            kept = [finding for finding in table["findings"] if not keys.has(finding["key"])]
+            table["erased"] = table.get("erased", 0) + len(table["findings"]) - len(kept)
+            table["findings"] = kept
     evidence.put(store, path, document)

@@ -43,8 +43,10 @@ class LakeTraces:
         catalog, name = self.mirror.table.catalog, name_of(self.mirror.table.name())
         with catalog_answers(self.target):
             if self.mirror.snapshots:
-                of_cuts = [one for _, cut in cuts.newest_first(opened.store, self.target.name) for one in cut.tables]
-                heirs = appoint(self.mirror, [one.snapshot for one in of_cuts if one.name == name and one.snapshot])
+                of_cuts = [
+                    table for _, cut in cuts.newest_first(opened.store, self.target.name) for table in cut.tables
+                ]
+                heirs = appoint(self.mirror, [cut.snapshot for cut in of_cuts if cut.name == name and cut.snapshot])
                 cuts.inherit(opened.store, self.target.name, name, heirs)
                 cut_table.inherit(cut_table.opened(catalog, self.target), name, heirs)
             for table in self.beside:

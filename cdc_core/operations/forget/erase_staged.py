@@ -54,16 +54,18 @@ class StagedRows:
     @property
     def tables(self) -> set[str]:
         """The source tables that feed it."""
-        return {one.schema.name for one in self.files.values()}
+        return {file.schema.name for file in self.files.values()}
 
     @property
     def affected(self) -> list[_File]:
-        return [one for one in self.files.values() if one.found.places]
+        return [file for file in self.files.values() if file.found.places]
 
     def batches(self, table: str) -> list[Manifest]:
         """Those with changes to erase."""
         return [
-            one for one in self.manifests if any(self._concerns(one, part) for part in one.parts if part.table == table)
+            manifest
+            for manifest in self.manifests
+            if any(self._concerns(manifest, part) for part in manifest.parts if part.table == table)
         ]
 
     def _concerns(self, manifest: Manifest, part: Part) -> bool:
@@ -167,10 +169,10 @@ class StagedErasure:
         ]
         paths = {part.path: one.path for part, one in zip(manifest.parts, parts, strict=True)}
         chunks = tuple(
-            replace(one, above=(), through=(), paths=tuple(paths[path] for path in one.paths))
-            if one.table in staged.tables
-            else one
-            for one in manifest.chunks
+            replace(chunk, above=(), through=(), paths=tuple(paths[path] for path in chunk.paths))
+            if chunk.table in staged.tables
+            else chunk
+            for chunk in manifest.chunks
         )
         return replace(manifest, parts=parts, erased=(*manifest.erased, *erased), chunks=chunks)
 
@@ -193,7 +195,7 @@ def _is_unlike(range_: Compaction, manifests: Sequence[Manifest]) -> bool:
     of_range, rows = {batch.batch_id for batch in range_.batches}, Counter[str]()
     for part in range_.parts:
         rows[part.table] += part.rows
-    for part in (part for one in manifests if one.batch_id in of_range for part in one.parts):
+    for part in (part for manifest in manifests if manifest.batch_id in of_range for part in manifest.parts):
         rows[part.table] -= part.rows
     return any(rows.values())
 

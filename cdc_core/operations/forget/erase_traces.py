@@ -30,11 +30,15 @@ class TargetTraces:
 
     @property
     def tombstones(self) -> list[Held]:
-        return [one for one in self.rows if one.tombstone is not None]
+        return [row for row in self.rows if row.tombstone is not None]
 
     def erase(self) -> None:
-        for one in self.tombstones:
-            forget_version(self.shape, self.side.shards[one.shard], Held(one.shard, one.key, None, one.tombstone))
+        for tombstone in self.tombstones:
+            forget_version(
+                self.shape,
+                self.side.shards[tombstone.shard],
+                Held(tombstone.shard, tombstone.key, None, tombstone.tombstone),
+            )
 
 
 def key_at(target: Target, keys: ErasedKeys, schemas: Sequence[TableSchema]) -> tuple[str, ...]:

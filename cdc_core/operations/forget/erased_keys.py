@@ -69,8 +69,8 @@ class ErasedKeys:
     @cached_property
     def ignores_case(self) -> bool:
         """Whether keys that differ in letter case alone are one key of the table."""
-        collations = [one.type.collation or "" for one in self.columns if one.type.base in TEXT_BASES]
-        return any(not one.endswith(("_bin", "_cs")) for one in collations)
+        collations = [column.type.collation or "" for column in self.columns if column.type.base in TEXT_BASES]
+        return any(not collation.endswith(("_bin", "_cs")) for collation in collations)
 
     @cached_property
     def wanted(self) -> pa.Array:
@@ -95,7 +95,7 @@ class ErasedKeys:
         lost = 0
         for events in file_events(store, FileOfEvents(part, schema, part.key_changes), rule):
             lost += pc.sum(events.column(LOST)).as_py() or 0
-            rows = pa.RecordBatch.from_arrays([whole(one) for one in events.columns], schema=events.schema)
+            rows = pa.RecordBatch.from_arrays([whole(column) for column in events.columns], schema=events.schema)
             rows = rows.filter(pc.not_equal(rows.column(OP).cast(pa.string()), TRUNCATE))
             texts = row_texts(rows, columns)
             mine = np.asarray(pc.is_in(texts, value_set=self.wanted))
@@ -196,7 +196,9 @@ def texts_where(opened: OpenPipeline, files: TableFiles, columns: Sequence[Colum
     from cdc_core.stage.scratch_duckdb import quoted
     from cdc_core.stage.sql_views import sql as run_sql
 
-    chains = read_chains(opened.store, opened.pipeline, [one.name for one in opened.pipeline.sources], log.warning)
+    chains = read_chains(
+        opened.store, opened.pipeline, [source.name for source in opened.pipeline.sources], log.warning
+    )
     view, every = quoted(f"{files.table}_changes"), [quoted(field.name) for field in files.columns()]
     key = [quoted(column.name) for column in columns]
     after, before = ", ".join(every), ", ".join(f"{BEFORE}.{one} AS {one}" for one in every)
@@ -206,7 +208,7 @@ def texts_where(opened: OpenPipeline, files: TableFiles, columns: Sequence[Colum
     )
     found = run_sql(opened.store, chains.by_source, query, partial=True).combine_chunks()
     arrays = [whole(found.column(column.name)).cast(column.type.arrow) for column in columns]
-    if any(one.null_count for one in arrays):
+    if any(array.null_count for array in arrays):
         raise Refused(
             f"The condition is true of a row of {files.table} whose key its type does not hold.",
             where=files.table,

@@ -61,18 +61,20 @@ class ErasureFindings:
             ErasedPlace(kinds.get(file.part.path.split("/")[0], "compacted"), file.part.path, len(file.found.places))
             for file in files
         ]
-        found += [ErasedPlace("run", one.folder, one.rows) for one in self.runs]
+        found += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
         found += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
-        found += [ErasedPlace("tombstone", one.target, len(one.tombstones)) for one in self.traces if one.tombstones]
-        found += [ErasedPlace(*place) for one in self.lakes for place in one.places]
+        found += [
+            ErasedPlace("tombstone", trace.target, len(trace.tombstones)) for trace in self.traces if trace.tombstones
+        ]
+        found += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
         found += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
         return tuple(found)
 
     @property
     def present(self) -> dict[str, int]:
         """By target, how many of its rows have the keys now."""
-        found = {one.target: sum(each.row is not None for each in one.rows) for one in self.traces}
-        found |= {one.target.name: one.present for one in self.lakes}
+        found = {trace.target: sum(each.row is not None for each in trace.rows) for trace in self.traces}
+        found |= {lake.target.name: lake.present for lake in self.lakes}
         return {target: rows for target, rows in found.items() if rows}
 
 
@@ -91,7 +93,7 @@ def find_places(opened: OpenPipeline, keys: ErasedKeys, sessions: TargetTables) 
 
 
 def _in_lakes(opened: OpenPipeline, keys: ErasedKeys, schemas: Sequence[TableSchema]) -> Sequence[LakeTraces]:
-    if not any(isinstance(one, IcebergTarget) for one in opened.pipeline.targets):
+    if not any(isinstance(target, IcebergTarget) for target in opened.pipeline.targets):
         return ()
     from cdc_core.operations.forget.erase_lake import find_in_lakes  # whose library not every installation has
 

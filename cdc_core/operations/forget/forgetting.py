@@ -150,7 +150,9 @@ class _Forgetting:
             extractors[source.name] = held.enter_context(
                 opened.meta.leases.held(source.name, opened.holder, lease_s, taken=taken)
             )
-        verifiers = {one.name: held.enter_context(verifier_lease(opened, one.name)) for one in opened.pipeline.targets}
+        verifiers = {
+            target.name: held.enter_context(verifier_lease(opened, target.name)) for target in opened.pipeline.targets
+        }
         return _Leases(turn, extractors, copiers, verifiers)
 
     def erase(self, leases: _Leases, sessions: TargetTables, *, although_it_exists: bool) -> ErasureReport:
@@ -225,7 +227,7 @@ class _Forgetting:
         """Everything is read again; how many staged rows the manifests say this erasure took. Raises DataAtRisk
         (stage.damaged)."""
         found = find_places(self.opened, self.keys, sessions)
-        left = [one.where for one in found.places]
+        left = [place.where for place in found.places]
         for one in found.staged:
             named = set(one.files) | {part.path for each in one.manifests for part in each.parts}
             end = one.manifests[-1].end.position.seq if one.manifests else 0

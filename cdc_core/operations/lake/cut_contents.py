@@ -30,7 +30,7 @@ def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | N
     found = {} if last is None else dict(last.sources)
     for source in ready.pipeline.sources:
         known = found.get(source.name)
-        mine = [one for one in plan.target(target).batches if one.partition("/")[0] == source.name]
+        mine = [batch for batch in plan.target(target).batches if batch.partition("/")[0] == source.name]
         taken = set(mine)
         if known is None:
             batches = ready.meta.batches.find(source.name)
@@ -39,9 +39,9 @@ def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | N
             first = ready.meta.batches.by_id(mine[0]) if mine else None  # they are in stream order
             batches = () if first is None else ready.meta.batches.find(source.name, after=first.begin)
         new = [
-            one
-            for one in batches
-            if one.batch_id in taken and (known is None or one.copied or one.end.seq > known.position.seq)
+            batch
+            for batch in batches
+            if batch.batch_id in taken and (known is None or batch.copied or batch.end.seq > known.position.seq)
         ]
         if not new:
             continue
@@ -52,7 +52,7 @@ def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | N
         else:
             coverage = known.coverage
         coverage = settled_coverage(coverage, manifests)
-        end = max((one.end for one in manifests), key=lambda one: one.position.seq)
+        end = max((manifest.end for manifest in manifests), key=lambda one: one.position.seq)
         coverage = {**_seen(ready, source.name, end.position.seq), **coverage}
         if known is None or known.position.seq <= end.position.seq:
             found[source.name] = CutSource(end.position, end.gtid_set, end.watermark_us, coverage)
@@ -64,7 +64,9 @@ def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | N
 def _seen(ready: OpenPipeline, source: str, until_seq: int) -> dict[str, TableCoverage]:
     """What was seen of tables up to a place, and no manifest says yet: of those without changes, for instance."""
     covered = ready.meta.coverages.find(source)
-    return {name: one for name, one in covered.tables.items() if name in covered.unstaged and one.seq <= until_seq}
+    return {
+        name: table for name, table in covered.tables.items() if name in covered.unstaged and table.seq <= until_seq
+    }
 
 
 def captured_tables(sources: Mapping[str, CutSource]) -> set[str]:
@@ -77,8 +79,8 @@ def captured_tables(sources: Mapping[str, CutSource]) -> set[str]:
 
 
 def _consumed(ready: OpenPipeline, target: str, batches: Collection[BatchRow]) -> set[str]:
-    records = ready.meta.records.find(target, [one.batch_id for one in batches])
-    return {one.batch_id for one in records if one.state.consumed}
+    records = ready.meta.records.find(target, [batch.batch_id for batch in batches])
+    return {record.batch_id for record in records if record.state.consumed}
 
 
 def lacking_rows(
@@ -115,12 +117,12 @@ def _behind(
     last: Cut | None,
 ) -> dict[str, list[str]]:
     """By table, the batches up to the cut's position whose changes of it neither this run has, nor those before it."""
-    whole = {one.logical for one in last.tables if not one.lacks} if last is not None else set[str]()
+    whole = {table.logical for table in last.tables if not table.lacks} if last is not None else set[str]()
     merged = plan.merge_set(plan.target(target).merge_set).tables
     takes = {(file.batch_id, table.table) for table in merged for file in table.files}
     found: dict[str, list[str]] = defaultdict(list)
     for table, batches in left_out(ready.meta, target, tables).items():
-        found[table] += [one for one in batches if (one, table) not in takes]
+        found[table] += [batch for batch in batches if (batch, table) not in takes]
     for source, at in sources.items():
         until = last.sources[source].position.seq if last is not None and source in last.sources else -1
         first = ready.meta.plans.first_lacking(source, target)

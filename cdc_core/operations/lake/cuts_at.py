@@ -31,16 +31,16 @@ class CutMoment:
         """Whether a cut has nothing from after the moment."""
         ends = cut.sources.values()
         if self.position is not None:
-            return all(one.position <= self.position for one in ends)
+            return all(end.position <= self.position for end in ends)
         if self.gtids:
             wanted = GtidSet.parse(self.gtids)
-            return all(one.gtid_set and wanted.contains(GtidSet.parse(one.gtid_set)) for one in ends)
-        return self.time_us is None or all(one.committed_us <= self.time_us for one in ends)
+            return all(end.gtid_set and wanted.contains(GtidSet.parse(end.gtid_set)) for end in ends)
+        return self.time_us is None or all(end.committed_us <= self.time_us for end in ends)
 
 
 def one_lake(pipeline: Pipeline, name: str | None) -> IcebergTarget:
     """The lake of this name, or the only one. Raises UsageError (usage.argument)."""
-    lakes = [one.name for one in pipeline.targets if isinstance(one, IcebergTarget)]
+    lakes = [target.name for target in pipeline.targets if isinstance(target, IcebergTarget)]
     if name is None and len(lakes) == 1:
         return lake_of(pipeline, lakes[0])
     if name not in lakes:
@@ -60,7 +60,7 @@ def cut_at(store: ObjectStore, target: IcebergTarget, moment: CutMoment) -> Cut:
         if moment.has(cut):
             return cut
         first = cut
-    begins = "" if first is None else ", ".join(f"{name} {one.position}" for name, one in first.sources.items())
+    begins = "" if first is None else ", ".join(f"{name} {source.position}" for name, source in first.sources.items())
     raise Refused(
         f"The lake {target.name!r} has no cut yet."
         if first is None

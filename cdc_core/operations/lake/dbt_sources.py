@@ -85,17 +85,17 @@ class DbtSource:
 def dbt_source(pipeline: Pipeline, store: ObjectStore, target: IcebergTarget) -> DbtSource:
     """Raises Refused (stage.as_of) before the first cut, and what the catalog and connecting to the sources raise."""
     cut = cut_at(store, target, CutMoment())
-    origins = source_tables(pipeline, only=[one.logical for one in cut.tables]).origins
+    origins = source_tables(pipeline, only=[table.logical for table in cut.tables]).origins
     tables = []
     with open_catalog(target) as catalog, catalog_answers(target):
-        for one in cut.tables:
-            identifier = tuple(one.name.split("."))
-            if one.snapshot is None and not catalog.table_exists(identifier):
+        for table in cut.tables:
+            identifier = tuple(table.name.split("."))
+            if table.snapshot is None and not catalog.table_exists(identifier):
                 continue
             key = tuple(field.name for field in catalog.load_table(tombstones_of(identifier)).schema().fields[:-1])
-            comment, comments = _comments(origins.get(one.logical, ()))
+            comment, comments = _comments(origins.get(table.logical, ()))
             tables.append(_dbt_table(catalog.load_table(identifier), key, comment, comments))
-            if target.keeps_changes(one.logical) and catalog.table_exists(changes_of(identifier)):
+            if target.keeps_changes(table.logical) and catalog.table_exists(changes_of(identifier)):
                 changes = catalog.load_table(changes_of(identifier))
                 tables.append(_dbt_table(changes, CHANGES_KEY, "every change, once", comments))
     tables.sort(key=lambda table: table.name)
@@ -106,7 +106,8 @@ def dbt_source(pipeline: Pipeline, store: ObjectStore, target: IcebergTarget) ->
 def _dbt_table(table: Table, key: Sequence[str], comment: str, comments: Mapping[str, str]) -> DbtTable:
     """comments: of columns, by their names in lower case."""
     columns = (
-        DbtColumn(one.name, str(one.field_type), comments.get(one.name.lower(), "")) for one in table.schema().fields
+        DbtColumn(field.name, str(field.field_type), comments.get(field.name.lower(), ""))
+        for field in table.schema().fields
     )
     return DbtTable(table.name()[-1], tuple(columns), tuple(key), comment)
 
@@ -115,7 +116,7 @@ def _comments(origins: Iterable[Origin]) -> tuple[str, Mapping[str, str]]:
     """Of a table, and of its columns by their names in lower case. The first of several source tables that has a
     comment says what they all mean."""
     of_table, of_columns = "", {VERSION_COLUMN: _VERSION_COMMENT}
-    for definition in (one.definition for one in origins):
+    for definition in (origin.definition for origin in origins):
         if definition is not None:
             of_table = of_table or definition.comment
             for column in definition.columns:
@@ -136,7 +137,7 @@ def _described_table(table: DbtTable) -> dict[str, Any]:
         described["description"] = _as_text(table.comment)
     if len(table.key) > 1:
         described["data_tests"] = [{"unique": {"arguments": {"column_name": _row_of(table.key)}}}]
-    described["columns"] = [_described_column(one, table.key) for one in table.columns]
+    described["columns"] = [_described_column(column, table.key) for column in table.columns]
     return described
 
 

@@ -42,7 +42,9 @@ def require_lake(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
                 raise
             problems.append(error)
     tables = [
-        one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
+        table
+        for table in plan.merge_set(plan.target(name).merge_set).tables
+        if target.table(table.table) and table.files
     ]
     renames = renames_of(ready.meta, ready.pipeline)
     catalog = ready.catalogs.of(target)

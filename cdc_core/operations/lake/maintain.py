@@ -67,12 +67,12 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, daily: bool = True) 
     kept = kept_cuts((cut for _, cut in known), target.keep, now_us)
     tags: dict[str, dict[str, int]] = {}
     for cut in kept:
-        for one in cut.tables:
-            mine = tags.setdefault(one.name, {})
-            if one.snapshot is not None and one.snapshot not in mine.values():
-                mine[tag_of(cut)] = one.snapshot
-    tables = [one for _, cut in known for one in cut.tables if one.snapshot is not None]
-    names = {tuple(one.name.split(".")): one.logical for one in tables}
+        for table in cut.tables:
+            mine = tags.setdefault(table.name, {})
+            if table.snapshot is not None and table.snapshot not in mine.values():
+                mine[tag_of(cut)] = table.snapshot
+    tables = [table for _, cut in known for table in cut.tables if table.snapshot is not None]
+    names = {tuple(table.name.split(".")): table.logical for table in tables}
     gone = [path for path, cut in known if cut not in kept and now_us - cut.made_us > GRACE_US]
     stay = {cut.run_id for path, cut in known if path not in gone}
     total, removed, dug_up, problems = Forgotten(0, 0, 0), 0, 0, list[str]()
@@ -107,8 +107,10 @@ def _begins(ready: OpenPipeline) -> dict[str, int]:
         horizon = horizons.read(ready.store, source)
         if horizon is not None:
             begin = horizon.position.seq
-            copied = [one.manifest for one in ready.meta.batches.find(source) if one.copied and one.begin.seq >= begin]
+            copied = [
+                batch.manifest for batch in ready.meta.batches.find(source) if batch.copied and batch.begin.seq >= begin
+            ]
             lows = [chunk.low for one in read_several(ready.store, source, copied) for chunk in one.chunks]
-            lows += [one.chunk.low for one in ready.meta.copies.chunks(source)]
+            lows += [chunk.chunk.low for chunk in ready.meta.copies.chunks(source)]
             found[source] = min([begin, *(low.seq - 1 for low in lows)])
     return found

@@ -62,13 +62,13 @@ def _cut(
     last = cuts.newest(ready.store, target.name)
     raw = find(ready.store, lake_path(plan.filtered_folder(target.name)))
     bases = [] if raw is None else parsed(list[BaseSnapshots], raw)
-    made = {one.identifier: one.snapshot for one in snapshots}
+    made = {snapshot.identifier: snapshot.snapshot for snapshot in snapshots}
     known = () if last is None else last.tables
     tables = {one.logical: (one.name, one.snapshot) for one in known if target.table(one.logical) is not None}
     for base in bases:
         tables[base.table] = name_of(base.identifier), made.get(base.identifier, base.rows)
     sources = sources_after(ready, plan, target.name, last)
-    without_rows = [one for one in captured_tables(sources) if tables.get(one, ("", None))[1] is None]
+    without_rows = [table for table in captured_tables(sources) if tables.get(table, ("", None))[1] is None]
     without_mirror = set[str]()
     for logical in without_rows:
         if target.table(logical) is not None and logical not in {base.table for base in bases}:
@@ -80,5 +80,5 @@ def _cut(
             tables[logical] = name_of(name), None
     lacking = lacking_rows(ready, plan, target.name, sources, tables, last)
     lacking |= {one: (*lacking[one], NO_MIRROR) for one in without_mirror}
-    of_tables = tuple(CutTable(one, *tables[one], lacking[one]) for one in sorted(tables))
+    of_tables = tuple(CutTable(table, *tables[table], lacking[table]) for table in sorted(tables))
     return Cut(plan.run_id, target.name, ready.meta.now_us(), sources, of_tables)

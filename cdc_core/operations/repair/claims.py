@@ -92,7 +92,7 @@ class Made:
     claimed: Mapping[str, Mapping[str, Claimed]]
 
     def count(self, *, deleted: bool) -> int:
-        return sum((one.shard < 0) == deleted for keys in self.claimed.values() for one in keys.values())
+        return sum((key.shard < 0) == deleted for keys in self.claimed.values() for key in keys.values())
 
 
 def finish_former(opened: OpenPipeline, source: str) -> None:
@@ -135,7 +135,7 @@ def _staged(job: VerifyJob, tables: SourceTables, claims: Sequence[Claims], leas
     """Raises RetryLater (stage.behind)."""
     source = tables.name
     capture = Capture(job.pipeline.tables, job.pipeline.routes)
-    high = max(one.chunk.high for of_table in claims for one in of_table.chunks)
+    high = max(chunk.chunk.high for of_table in claims for chunk in of_table.chunks)
     extract_up_to(job.opened, source, high, job.wait_s, where=source)
     return stage_claims(job.opened, source, lease, claims, capture=capture, current=tables.has)
 

@@ -78,7 +78,7 @@ def key_rows(shape: Shape, keys: Sequence[str], schema: TableSchema) -> tuple[pa
         by_name[LITERAL] = (
             batch.column(LITERAL) if LITERAL in batch.schema.names else pa.nulls(batch.num_rows, LITERAL_TYPE)
         )
-        taken = pa.RecordBatch.from_arrays([by_name[one.name].cast(one.type) for one in fields], schema=fields)
+        taken = pa.RecordBatch.from_arrays([by_name[field.name].cast(field.type) for field in fields], schema=fields)
         here = row_texts(batch, key, shape.errors).to_pylist()
         new = [number for number, text in enumerate(here) if text in wanted and text not in texts]
         texts |= dict.fromkeys(here[number] for number in new)

@@ -39,7 +39,7 @@ def keys_in(
             code="verify.no_evidence",
             remedy="run `lockstep verify` (--mode ordered), then repair what it finds",
         )
-    named = {str(one["table"]) for one in document["tables"]}
+    named = {str(table["table"]) for table in document["tables"]}
     for table in tables:
         if table not in named:
             raise UsageError(
@@ -50,11 +50,11 @@ def keys_in(
             )
     found: dict[str, list[Key]] = {}
     left = set(ids)
-    for one in document["tables"]:
-        for finding in one["findings"] if not tables or one["table"] in tables else []:
+    for table in document["tables"]:
+        for finding in table["findings"] if not tables or table["table"] in tables else []:
             if not ids or finding["id"] in ids:
                 left.discard(finding["id"])
-                found.setdefault(str(one["table"]), []).append(finding["key"])
+                found.setdefault(str(table["table"]), []).append(finding["key"])
     if left:
         raise UsageError(
             f"The evidence has no finding {sorted(left)[0]!r}{' of these tables' if tables else ''}.",
@@ -126,11 +126,11 @@ def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
 
 def require_listed(document: Mapping[str, Any], path: str, tables: Sequence[str]) -> None:
     """Raises DataAtRisk (repair.limit) where a table has more differences than the evidence names."""
-    for one in document["tables"]:
-        differences = sum(one["differences"].values())
-        if (not tables or one["table"] in tables) and differences > len(one["findings"]):
+    for table in document["tables"]:
+        differences = sum(table["differences"].values())
+        if (not tables or table["table"] in tables) and differences > len(table["findings"]):
             raise DataAtRisk(
-                f"{differences} rows of {one['table']} differ, and the evidence names only {len(one['findings'])}.",
+                f"{differences} rows of {table['table']} differ, and the evidence names only {len(table['findings'])}.",
                 where=path,
                 code="repair.limit",
                 remedy="find out why so many differ; then copy the table again (`lockstep snapshot PIPELINE TABLE`), "

@@ -199,9 +199,9 @@ def repair_target(
             dry_run=dry_run,
         )
     unjudged = {
-        one["table"]: one["error"]["what"] if one["error"] else "rows were changing"
-        for one in document["tables"]
-        if (not tables or one["table"] in tables) and (one["error"] or one["unsettled"])
+        table["table"]: table["error"]["what"] if table["error"] else "rows were changing"
+        for table in document["tables"]
+        if (not tables or table["table"] in tables) and (table["error"] or table["unsettled"])
     }
     return RepairReport(target, path, unjudged, done, tuple(runs))
 
@@ -240,7 +240,7 @@ def _repair(
             WantedKeys(
                 name,
                 table.shape.key,
-                texts_of(table.shape, [one.key for one in before[name].findings]),
+                texts_of(table.shape, [finding.key for finding in before[name].findings]),
                 table.feeding,
                 partial(key_rows, table.shape),
                 table.shape.errors,
@@ -256,7 +256,7 @@ def _repair(
         made = _claimed(job, wanted)
         done = Result(
             before,
-            batches=tuple(one.batch_id for one in made.batches),
+            batches=tuple(batch.batch_id for batch in made.batches),
             rows=made.count(deleted=False),
             deletes=made.count(deleted=True),
             claimed=made.claimed,
@@ -278,7 +278,7 @@ def _repair(
 
 def _resume(job: VerifyJob, apply: Callable[[], object]) -> None:
     """Stages what a killed repair had decided, and applies what repairs have staged and the target has not taken."""
-    names = [one.name for one in job.pipeline.sources]
+    names = [source.name for source in job.pipeline.sources]
     for name in names:
         finish_former(job.opened, name)
     staged = {batch for name in names for batch in job.meta.copied.repaired_batches(name)}

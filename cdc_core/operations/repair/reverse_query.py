@@ -96,7 +96,7 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
     config = pipeline.reverse_query
     if config is None or not targets:
         return Queried()
-    names = [one.name for one in pipeline.sources]
+    names = [source.name for source in pipeline.sources]
     for name in names:
         with suppress(RetryLater):  # else another process finishes it
             finish_former(opened, name)
@@ -133,7 +133,7 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
         log.warning("old changes are not looked up in the source, and are applied as they were logged: %s", error)
         return Queried(left_out=left_out, left=left, error=error)
     rows, deletes = made.count(deleted=False), made.count(deleted=True)
-    batches = tuple(one.batch_id for one in made.batches)
+    batches = tuple(batch.batch_id for batch in made.batches)
     keys = sum(len(one.keys) for one in asked)
     return Queried(keys, rows, deletes, batches, left, left_out)
 
@@ -249,7 +249,7 @@ def _asked(store: ObjectStore, view: PlanView, pending: Sequence[str]) -> dict[s
             continue
         path = batch_path(batch)
         manifest: Manifest = parse(store.get(path), path, store.uri)
-        if not any(one.queried for one in manifest.chunks):
+        if not any(chunk.queried for chunk in manifest.chunks):
             continue
         for file in files:
             schema = view.schemas[file.schema_id]

@@ -57,7 +57,7 @@ def compared_texts(rows: pa.RecordBatch, column: Column, errors: Collection[str]
 
 def key_text(values: Sequence[str | None]) -> str:
     """What `row_texts` makes of one row with these canonical texts."""
-    parts = [NULL if one is None else escaped(pa.array([one], pa.string()))[0].as_py() for one in values]
+    parts = [NULL if value is None else escaped(pa.array([value], pa.string()))[0].as_py() for value in values]
     return SEPARATOR.join(parts)
 
 
@@ -136,7 +136,7 @@ def _sorted_labels(text: str, labels: Sequence[str]) -> str:
     """The labels of a SET's value in an order that does not depend on its definition. A text that is not a value of the
     SET, because it has its labels in another order, is equal to none: a comma never ends one."""
     parts = text.split(",")
-    places = [labels.index(one) for one in parts if one in labels]
+    places = [labels.index(part) for part in parts if part in labels]
     return ",".join(sorted(parts)) + ("" if places == sorted(set(places)) else ",")
 
 

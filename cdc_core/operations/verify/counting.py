@@ -45,7 +45,7 @@ def count_rows(table: ComparedTable) -> TableResult:
     there = table.target_rows()
     job.report(table.name, "target", there)
     reached = job.mode is not Mode.MAX_ID or not last or table.reaches(last)
-    bounds = {one.source: (one.low, one.high) for one in spans}
+    bounds = {span.source: (span.low, span.high) for span in spans}
     sharding = shape.side.sharding
     moves = sharding is not None and sharding.key not in shape.key
     chains = table.batches.chains_until(spans)

@@ -83,7 +83,7 @@ def document_of(job: VerifyJob, found: VerifyReport, *, ended_us: int) -> dict[s
         "all_tables": found.all_tables,
         "servers": dict(found.servers),
         "equal": proven(found.results),
-        "tables": [one.to_document(values=False) for one in found.results],
+        "tables": [result.to_document(values=False) for result in found.results],
     }
 
 
@@ -91,22 +91,22 @@ def _figures(results: Sequence[TableResult]) -> dict[str, int]:
     """Sums over the tables, for meta, `lockstep status` and the page."""
     return {
         "tables": len(results),
-        "source_rows": sum(one.source_rows for one in results),
-        "skipped_rows": sum(one.skipped_rows for one in results),
-        "differences": sum(one.differences for one in results),
-        "unsettled": sum(one.unsettled for one in results),
-        "not_compared": sum(one.error is not None for one in results),
+        "source_rows": sum(result.source_rows for result in results),
+        "skipped_rows": sum(result.skipped_rows for result in results),
+        "differences": sum(result.differences for result in results),
+        "unsettled": sum(result.unsettled for result in results),
+        "not_compared": sum(result.error is not None for result in results),
     }
 
 
 def _differing(job: VerifyJob, results: Sequence[TableResult]) -> dict[str, int]:
     """How many differences of each table were found that no later verification of all of its rows has found gone."""
     found = known_to_differ(job.meta.verifications.evidence(job.target.name))
-    for one in results:
-        if one.error is None and one.mode is Mode.ORDERED:
-            found.pop(one.table, None)
-        if one.differences and one.mode in ROW_MODES:
-            found[one.table] = max(one.differences, found.get(one.table, 0))
+    for result in results:
+        if result.error is None and result.mode is Mode.ORDERED:
+            found.pop(result.table, None)
+        if result.differences and result.mode in ROW_MODES:
+            found[result.table] = max(result.differences, found.get(result.table, 0))
     return found
 
 
@@ -135,7 +135,7 @@ def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, A
     for path in sorted(paths, reverse=True)[:MOST_FILES]:
         document = read(store, path)
         ordered = document["mode"] == Mode.ORDERED
-        said = [one for one in document["tables"] if one["table"] not in settled]
+        said = [table for table in document["tables"] if table["table"] not in settled]
         if ordered:
             settled |= {one["table"] for one in said if one["error"] is None}
         if not used or any(one["findings"] or one["unsettled"] for one in said):

@@ -148,8 +148,8 @@ def _spread(events: pa.Table, truncates: pa.Table, keys: int, by: Judged) -> pa.
 def _undone(events: Events, truncates: pa.Table, *, shared: bool = True) -> Flags:
     """Which events these truncates undo. shared: only those of their own tables, not of all tables of the source."""
     last = [
-        Truncate(one[SOURCE], one[TABLE], one[SEQ], one[ROW], one[TS], renews=False, count=1)
-        for one in truncates.to_pylist()
+        Truncate(truncate[SOURCE], truncate[TABLE], truncate[SEQ], truncate[ROW], truncate[TS], renews=False, count=1)
+        for truncate in truncates.to_pylist()
     ]
     return undone(events.places, np.zeros(events.count, bool), last, shared=shared)
 

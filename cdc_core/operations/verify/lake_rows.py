@@ -113,7 +113,7 @@ class LakeSide(TargetSide):
     def definition(self, shape: Shape) -> object:
         return [
             str(self.mirror.table.metadata.table_uuid),
-            [[one.name, str(one.type), str(self._field(one.name))] for one in shape.columns],
+            [[column.name, str(column.type), str(self._field(column.name))] for column in shape.columns],
         ]
 
     def as_held(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -274,7 +274,7 @@ def _value(kind: ColumnType, text: str) -> Any:
 def _apart_from(kind: ColumnType, keys: Sequence[str]) -> Apart:
     """Finds rows that have none of these keys, texts of `row_texts`, as far as their first column tells."""
     try:
-        firsts = sorted({_value(kind, values_of(one)[0] or "") for one in keys})
+        firsts = sorted({_value(kind, values_of(key)[0] or "") for key in keys})
     except (ValueError, InvalidOperation):
         return lambda low, high: False
 

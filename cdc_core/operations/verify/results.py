@@ -113,7 +113,7 @@ class TableResult(Figures):
             "skipped_rows": self.skipped_rows,
             "greatest_differs": self.greatest_differs,
             "seconds": round(self.seconds, 3),
-            "findings": [one.to_document(values=values) for one in self.findings],
+            "findings": [finding.to_document(values=values) for finding in self.findings],
         }
 
 
@@ -138,7 +138,7 @@ class VerifyReport:
 
     @property
     def differences(self) -> int:
-        return sum(one.differences for one in self.results)
+        return sum(result.differences for result in self.results)
 
     @property
     def error(self) -> LockstepError | None:
@@ -148,9 +148,9 @@ class VerifyReport:
 
 def proven(results: Sequence[TableResult]) -> bool | None:
     """Whether all rows are equal; None where nothing was found wrong, and not all rows were compared."""
-    if not all(one.agrees for one in results):
+    if not all(result.agrees for result in results):
         return False
-    return True if all(one.equal for one in results) else None
+    return True if all(result.equal for result in results) else None
 
 
 def finding_id(table: str, key: str) -> str:
@@ -160,8 +160,8 @@ def finding_id(table: str, key: str) -> str:
 
 def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None:
     """The error of the results together; None where all tables are equal."""
-    errors = [one.error for one in results if one.error is not None]
-    different = [one for one in results if one.differences]
+    errors = [result.error for result in results if result.error is not None]
+    different = [result for result in results if result.differences]
     if different:
         rows = sum(one.differences for one in different)
         errors.append(
@@ -173,7 +173,7 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
                 remedy="see which side is wrong; `lockstep repair` repairs single rows (docs/verification.md)",
             )
         )
-    unsettled = [one for one in results if one.unsettled]
+    unsettled = [result for result in results if result.unsettled]
     if unsettled:
         errors.append(
             TableUnready(

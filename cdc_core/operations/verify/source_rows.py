@@ -212,8 +212,8 @@ def open_sources(job: VerifyJob) -> Iterator[list[SourceTables]]:
     """Every source of the pipeline; the job says why one is waited for. Raises as open_source."""
     with ExitStack() as opened:
         yield [
-            opened.enter_context(open_source(job.opened, one.name, partial(_waiting, job, one.name)))
-            for one in job.pipeline.sources
+            opened.enter_context(open_source(job.opened, source.name, partial(_waiting, job, source.name)))
+            for source in job.pipeline.sources
         ]
 
 

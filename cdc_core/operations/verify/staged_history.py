@@ -115,15 +115,15 @@ def events(
 
 def _first(files: Sequence[_HistoryFile], most: int) -> Sequence[_HistoryFile]:
     """The first of them, at least one, with no more rows than may be read at once."""
-    rows = itertools.accumulate(one.part.part.rows for one in files[:most])
+    rows = itertools.accumulate(file.part.part.rows for file in files[:most])
     return files[: max(1, sum(so_far <= _ROWS for so_far in rows))]
 
 
 def _read(store: ObjectStore, files: Sequence[_HistoryFile], shape: Shape) -> Iterator[tuple[_HistoryFile, pa.Table]]:
     """Their events, those of small files with one definition together."""
     alike: dict[tuple[str, str, int], list[_HistoryFile]] = {}
-    for one in files:
-        alike.setdefault((one.part.source, one.part.part.schema_id, one.high_seq), []).append(one)
+    for file in files:
+        alike.setdefault((file.part.source, file.part.part.schema_id, file.high_seq), []).append(file)
     for group in alike.values():
         rule = _rule(group[0].part.schema, shape)
         tables: Iterator[pa.Table] = itertools.chain.from_iterable(
@@ -141,7 +141,7 @@ def _rule(schema: TableSchema, shape: Shape) -> TableRule:
     fields = [pa.field(column.name, column.type.arrow) for column in _columns(schema, shape)]
     sharding = shape.side.sharding
     if sharding is not None and sharding.key not in [field.name for field in fields]:
-        fields += [pa.field(one.name, one.type.arrow) for one in schema.columns if one.name == sharding.key]
+        fields += [pa.field(column.name, column.type.arrow) for column in schema.columns if column.name == sharding.key]
     return TableRule(pa.schema(fields), shape.key, formers=True)
 
 

@@ -182,7 +182,10 @@ class ServerSide(TargetSide):
         return ""
 
     def definition(self, shape: Shape) -> object:
-        return [[one.server.host, one.server.port, one.table.name, schema_of(shape, one).id] for one in self.shards]
+        return [
+            [shard.server.host, shard.server.port, shard.table.name, schema_of(shape, shard).id]
+            for shard in self.shards
+        ]
 
     def batches(self, shape: Shape, range_: RowRange) -> Iterator[SideRows]:
         """Raises what TargetTables.batches raises."""

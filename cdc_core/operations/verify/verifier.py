@@ -60,7 +60,7 @@ def verify(job: VerifyJob, tables: Sequence[str] | None = None) -> VerifyReport:
                 result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
             results.append(result)
         compared = set(fed.tables) == {one.table for one in results if one.error is None} and not fed.uncompared
-        servers = {one.name: one.address.identity for one in sources}
+        servers = {source.name: source.address.identity for source in sources}
         progress = kept.progress
         return VerifyReport(
             job.target.name, job.mode, tuple(results), progress.started_us, job.share, progress.seed, compared, servers

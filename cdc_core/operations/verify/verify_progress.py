@@ -156,7 +156,9 @@ def forget_found(job: VerifyJob, tables: Collection[str]) -> None:
     if job.lease is None or progress is None:
         return
     left = {
-        name: one for name, one in progress.tables.items() if name not in tables or not (one.found or one.unsettled)
+        name: table
+        for name, table in progress.tables.items()
+        if name not in tables or not (table.found or table.unsettled)
     }
     job.meta.verifications.keep_progress(job.lease, job.target.name, replace(progress, tables=left).to_text())
 

@@ -93,7 +93,7 @@ class Capture:
             "exclude": self.tables.exclude,
             "lower_case": self.lower_case,
             "tables": self.tables.model_dump(mode="json", include={"rows", "columns", "processors"}),
-            "routes": [one.model_dump(mode="json") for one in self.routes],
+            "routes": [route.model_dump(mode="json") for route in self.routes],
         }
         return json.dumps(rules, ensure_ascii=False)
 
@@ -174,7 +174,7 @@ class Capture:
 
     def rules_of(self, schema: TableSchema) -> str:
         """A digest of the rules for the rows of this table: rows that were read under others are other rows."""
-        columns = [one.name for one in schema.columns]
+        columns = [column.name for column in schema.columns]
         rules = {
             "processors": [one.model_dump(mode="json") for one in self._matching(self.tables.processors, schema)],
             "rows": [one.where for one in self._matching(self.tables.rows, schema)],

@@ -36,7 +36,7 @@ Function = Callable[..., pa.RecordBatch]
 
 def function_of(name: str) -> Function:
     """The function that an entry point names. Raises UsageError (install.missing)."""
-    found = {one.name: one for one in entry_points(group=GROUP)}
+    found = {point.name: point for point in entry_points(group=GROUP)}
     try:
         function: Function = found[name].load()
     except (KeyError, ImportError, AttributeError) as error:

@@ -163,8 +163,8 @@ def _holds(condition: Condition, image: Image) -> pa.BooleanArray:
             have = image[column.name]
             scalars = [_scalar(value, have.type, column.name) for value in values]
             if pa.types.is_floating(have.type):  # is_in tells zeros of both signs apart
-                return reduce(pc.or_, (pc.equal(have, one) for one in scalars))
-            among = pa.array([one.as_py() for one in scalars], have.type)
+                return reduce(pc.or_, (pc.equal(have, scalar) for scalar in scalars))
+            among = pa.array([scalar.as_py() for scalar in scalars], have.type)
             return pc.if_else(pc.is_valid(have), pc.is_in(have, among), None)
         case ColumnComparison(op, left, right):
             return _KERNELS[op](_side(left, right, image), _side(right, left, image))

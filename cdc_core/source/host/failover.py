@@ -207,10 +207,10 @@ def _logged_later(search: Search, found: Checkpoint, wanted: GtidSet) -> tuple[i
     several domains, MySQL without replica_preserve_commit_order.
     """
     left, again, last = wanted.minus(GtidSet.parse(found.gtid_set)), 0, None
-    for one in search.begins(found.position.file) if left else ():
-        if one.position >= found.position and one.gtid and wanted.has(one.gtid):
-            again, last = again + 1, one.position
-            left = left.minus(GtidSet.parse(one.gtid))
+    for begin in search.begins(found.position.file) if left else ():
+        if begin.position >= found.position and begin.gtid and wanted.has(begin.gtid):
+            again, last = again + 1, begin.position
+            left = left.minus(GtidSet.parse(begin.gtid))
             if not left:
                 break
     return again, last
@@ -249,12 +249,12 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
     more_to_apply = has_more_to_apply(search.control)
     found = search.first(file, lambda one: latest_us(one.commit_ts_us) >= moment_us)
     again, last = 0, None
-    for one in search.begins(found.position.file):
+    for begin in search.begins(found.position.file):
         # By the time of the first server: a standby commits later, and what was read is as old as it is there.
-        if one.original_ts_us > stored.watermark_us + round(source.rewind_s * MICROSECONDS):
+        if begin.original_ts_us > stored.watermark_us + round(source.rewind_s * MICROSECONDS):
             break
-        if one.position >= found.position:
-            again, last = again + 1, one.position
+        if begin.position >= found.position:
+            again, last = again + 1, begin.position
     else:
         if more_to_apply:  # of what was read, so that it would come again, and nothing would tell
             raise _may_be_behind(search, source, stored)

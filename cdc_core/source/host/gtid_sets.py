@@ -116,7 +116,7 @@ class GtidSet:
                 ]
             if left:
                 spans.append((name, _merged(left)))
-        domains = tuple(one for one in self.domains if other._last.get(one[0], -1) < one[1][1])
+        domains = tuple(domain for domain in self.domains if other._last.get(domain[0], -1) < domain[1][1])
         return GtidSet(tuple(spans), domains)
 
     def __bool__(self) -> bool:

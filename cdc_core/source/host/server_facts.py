@@ -97,7 +97,7 @@ class ServerFacts:
 
     def without_replica(self, host: str) -> ServerFacts:
         """The same without the replicas that registered under this name; as it is for ""."""
-        return replace(self, replicas=tuple(one for one in self.replicas if not host or one.host != host))
+        return replace(self, replicas=tuple(replica for replica in self.replicas if not host or replica.host != host))
 
 
 @dataclass(frozen=True, slots=True)

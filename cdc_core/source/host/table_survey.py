@@ -207,8 +207,8 @@ def survey_tables(
 
 def rows_before(tables: Sequence[FoundTable]) -> str:
     """What the log lacks for a pipeline that begins now: rows of these tables."""
-    rows = sum(one.rows or 0 for one in tables)
-    names = some_of([one.name for one in tables], 3, "tables")
+    rows = sum(table.rows or 0 for table in tables)
+    names = some_of([table.name for table in tables], 3, "tables")
     return f"{f'~{rows:,} ' if rows else ''}rows of {names} from before the start are not in the log"
 
 

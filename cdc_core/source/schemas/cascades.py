@@ -133,10 +133,10 @@ def _hidden(connection: pymysql.Connection, keys: Iterable[ForeignKey], found: I
             parents.add(one)
             waiting += [key.parent for key in by_child.get(one, ())]
     return [
-        one
-        for one in sorted(parents)
+        parent
+        for parent in sorted(parents)
         if not query(
-            connection, "SELECT 1 FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", one
+            connection, "SELECT 1 FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", parent
         )
     ]
 
@@ -244,7 +244,7 @@ class Cascades:
             return frozenset()
         names = set(statement.tables or ())
         if statement.database:
-            names |= {one for one in self._keys if one[0] == statement.database}
+            names |= {key for key in self._keys if key[0] == statement.database}
         children = {self._named(key.child) for keys in self._keys.values() for key in keys}
         drops_key = statement.drops_constraint or (statement.cascades and not children & names)
         drops_table = statement.verb in _DROPS
@@ -271,8 +271,8 @@ class Cascades:
     def unread(self, captures: Captures) -> frozenset[TableName]:
         """The captured tables whose rows may change with rows of tables that are not captured. captures: without
         isolated ones."""
-        parents = [one for one in self._keys if not captures(*one)] if self.active else []
-        return frozenset(child for one in parents for child in self.changed_with(one))
+        parents = [key for key in self._keys if not captures(*key)] if self.active else []
+        return frozenset(child for parent in parents for child in self.changed_with(parent))
 
     def _reached(self, parent: TableName, deleted: bool, updated: frozenset[str] | None) -> frozenset[TableName]:
         """The captured tables that keys lead to. updated: columns of the parent that have other values; None: any."""

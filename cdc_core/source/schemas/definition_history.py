@@ -101,15 +101,15 @@ class SchemaHistory:
     def meet(self, statement: Statement, point: LogPoint) -> None:
         """Takes a statement that may define tables, before anything else is asked or said of its point."""
         self._reach(point.seq)
-        for name, one in list(self._answers.items()):
-            if one.since < point.seq and _touches(statement, name):
+        for name, answer in list(self._answers.items()):
+            if answer.since < point.seq and _touches(statement, name):
                 del self._answers[name]
 
     def _reach(self, seq: int) -> None:
         """Learns the answers that count once the log is read up to an order key."""
-        for name, one in list(self._answers.items()):
-            if one.until.seq <= seq:
-                self._count(name, one.until.seq - 1)
+        for name, answer in list(self._answers.items()):
+            if answer.until.seq <= seq:
+                self._count(name, answer.until.seq - 1)
 
     def _count(self, name: TableName, seq: int) -> None:
         one = self._answers.pop(name)
@@ -188,7 +188,7 @@ class SchemaHistory:
         definition that it follows."""
         name = name_of(schema)
         last, known = self.known.last(name, point.seq), self.known.as_of(name, point.seq, point.after.timeline)
-        told = TableSchema(*name, tuple(one for one in schema.columns if not self._excludes(schema, one.name)))
+        told = TableSchema(*name, tuple(column for column in schema.columns if not self._excludes(schema, column.name)))
         if last is None or last.gone or last.rowless or (not self.early and known != told):
             defaults = last.defaults if last is not None and last.rowless and known is not None else None
             kept = known or TableSchema(*name, ()) if self.early else told
@@ -291,7 +291,7 @@ def _plain(schema: TableSchema) -> TableSchema:
 
 
 def _unexplained(known: TableSchema, now: TableSchema, point: LogPoint) -> Refused:
-    were, are = ([(one.name, str(one.type)) for one in schema.columns] for schema in (known, now))
+    were, are = ([(column.name, str(column.type)) for column in schema.columns] for schema in (known, now))
     how = "its keys, NULLs, character sets or generated columns differ"
     if were != are:
         how = f"its columns were {_listed(were)} and are now {_listed(are)}"

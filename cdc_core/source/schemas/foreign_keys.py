@@ -84,9 +84,9 @@ def foreign_keys(connection: pymysql.Connection) -> tuple[ForeignKey, ...]:
         ForeignKey(
             key[:2],
             key[2],
-            tuple(one[0] for one in parts),
+            tuple(part[0] for part in parts),
             parts[0][1],
-            tuple(one[2] for one in parts),
+            tuple(part[2] for part in parts),
             *rules.get(key, shown.get(key, _UNKNOWN)),
         )
         for key, parts in columns.items()

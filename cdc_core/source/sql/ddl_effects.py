@@ -55,7 +55,7 @@ def define_tables(
     tables.meet(statement, point)
     defined = tables.of_database(statement.database) if statement.database else statement.tables
     if defined is not None:
-        defined = tuple(one for one in dict.fromkeys(defined) if one not in statement.passed)
+        defined = tuple(fromkey for fromkey in dict.fromkeys(defined) if fromkey not in statement.passed)
     if statement.modified and _keeps_values(statement, tables, point):
         statement = replace(statement, unlogged="")
     change = tables.change(statement, defined or (), point, commit_ts_us)

@@ -123,7 +123,7 @@ def classify(
         return Statement(Action.UNKNOWN, "A statement", tables=None, names=frozenset([("", UNKNOWN_CHARACTER)]))
     words = tokens(_GENERATED_DROP.sub(r"\1\2", text), sql_mode or 0, mariadb_code=mariadb)
     if lower_case:
-        words = [replace(one, text=lower_cased(one.text)) if one.names else one for one in words]
+        words = [replace(word, text=lower_cased(word.text)) if word.names else word for word in words]
     found = _classify(words, lower_cased(database) if lower_case else database)
     if found.modified and (sql_mode or 0) & STRICT:
         found = replace(found, strict=True)

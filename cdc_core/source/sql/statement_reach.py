@@ -94,7 +94,9 @@ class StatementReach:
                 return Reach()
         said = self._answer(statement, after)
         if said.way:
-            every = (ANY_TABLE,) if databases is None else tuple(one + EACH_TABLE for one in sorted(databases))
+            every = (
+                (ANY_TABLE,) if databases is None else tuple(database + EACH_TABLE for database in sorted(databases))
+            )
             return Reach(every, said.way)
         named = {
             ".".join(one)
@@ -106,7 +108,7 @@ class StatementReach:
         return Reach(tuple(sorted(named)))
 
     def _answer(self, statement: Statement, after: Position) -> _ReachAnswer:
-        if not all(is_known("".join(one)) for one in statement.names):
+        if not all(is_known("".join(name)) for name in statement.names):
             return _ReachAnswer("a name in it cannot be decoded")
         said_at = self._said_at
         if said_at is None or said_at.timeline != after.timeline or after > said_at:
@@ -139,7 +141,7 @@ class StatementReach:
             if name not in kinds:
                 yield f"{'.'.join(name)} no longer exists, or the account may not see it"
         routines = self._routines()
-        called = [one for one in sorted(statement.names) if (one[0], lower_cased(one[1])) in routines]
+        called = [name for name in sorted(statement.names) if (name[0], lower_cased(name[1])) in routines]
         if called:
             yield f"{'.'.join(called[0])} is a routine"
         if statement.action is Action.UNKNOWN and not kinds:

@@ -154,7 +154,7 @@ def _may_wait(cursor: Any, there: TableDefinition) -> tuple[DueIndex, ...]:
     }
     found = [(may_wait[one], line) for line in lines[last + 1 :] for one in may_wait if line.startswith(one)]
     names = {index.name for index, _ in found}
-    stay = {_parts(one) for one in there.indexes if one.name not in names}
+    stay = {_parts(index) for index in there.indexes if index.name not in names}
     return tuple(DueIndex(one.name, _parts(one), line, _parts(one) not in stay) for one, line in found)
 
 
@@ -284,7 +284,7 @@ def built_after(tables: Sequence[IndexedTable]) -> Iterator[None]:
     """
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="indexes") as pool:
         may_be_due = list(pool.map(_postponed, tables))
-    waiting = [one for one, due in zip(tables, may_be_due, strict=True) if due]
+    waiting = [table for table, due in zip(tables, may_be_due, strict=True) if due]
     try:
         yield
     except Exception:

@@ -269,7 +269,10 @@ def prepared_destinations(survey: TargetSurvey, destinations: Sequence[Destinati
                 ahead.append((number, database, pool.submit(_prepare, several, survey.target.connections[number])))
     for number, database, future in ahead:
         known |= {(number, database, facts.table): facts for facts in future.result()}
-    return [replace(one, shards=tuple(_with_facts(shard, known) for shard in one.shards)) for one in destinations]
+    return [
+        replace(destination, shards=tuple(_with_facts(shard, known) for shard in destination.shards))
+        for destination in destinations
+    ]
 
 
 def _with_due(survey: TargetSurvey, destinations: Sequence[Destination]) -> Iterator[IndexedTable]:
@@ -453,7 +456,7 @@ def _inspect(
         sound = [one for name, one in found.items() if name not in known.unsound]
         bare = [one for one in sound if not (one.versioned or one.beside or one.keyless)]
         if bare and not may_alter(connection, bare[0], where=where):
-            lacking = tuple(one for one in PRIVILEGES if one in (*lacking, "ALTER"))
+            lacking = tuple(privilege for privilege in PRIVILEGES if privilege in (*lacking, "ALTER"))
         if lacking:
             with connection.cursor() as cursor:
                 problems.append(lacks(cursor, database, lacking, where=where))
@@ -476,7 +479,7 @@ def _inspect(
 def _without_versions(facts: TableFacts) -> TableFacts:
     """Versions in the rows are from before the fence, and so older than all that the pipeline writes that it lets
     through: they need not be compared, and the pipeline may keep its own beside the table."""
-    return replace(facts, columns=tuple(one for one in facts.columns if one.name.lower() != VERSION_COLUMN))
+    return replace(facts, columns=tuple(column for column in facts.columns if column.name.lower() != VERSION_COLUMN))
 
 
 Rules = ParamSpec("Rules")

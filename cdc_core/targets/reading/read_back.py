@@ -43,7 +43,7 @@ def readable(facts: TableFacts, rows: pa.Schema, layout: Layout) -> bool:
     if facts.keyless or facts.beside or len(layout.key) != 1:
         return False
     key = facts.by_name[layout.key[0].lower()]
-    primary = [one for one in facts.unique_keys if one.name == "PRIMARY"]
+    primary = [unique_key for unique_key in facts.unique_keys if unique_key.name == "PRIMARY"]
     if not primary or not primary[0].whole or primary[0].columns != (key.name.lower(),):
         return False
     if key.type.base not in INTEGER_BYTES:
@@ -91,7 +91,7 @@ def as_expected(connection: SafeConnection, facts: TableFacts, rows: pa.RecordBa
     columns = tuple(_column(facts, name) for name in layout.columns)
     try:
         expected = [
-            _as_read(rows.column(name), one.type.arrow) for name, one in zip(layout.columns, columns, strict=True)
+            _as_read(rows.column(name), column.type.arrow) for name, column in zip(layout.columns, columns, strict=True)
         ]
     except pa.ArrowInvalid:  # a value that the column cannot hold
         return nothing
@@ -164,7 +164,7 @@ class _Expectation:
         self, rows: pa.RecordBatch, layout: Layout, columns: Sequence[Column], expected: Sequence[pa.Array]
     ) -> None:
         self._expected = expected
-        self._enums = frozenset(at for at, one in enumerate(columns) if one.type.base == "enum")
+        self._enums = frozenset(at for at, column in enumerate(columns) if column.type.base == "enum")
         index, sets = lacking(rows)
         self._shape = np.asarray(index.fill_null(len(sets)))
         self._lacking = [

@@ -213,7 +213,11 @@ def _new_key(facts: TableFacts, key: Sequence[str], schema: TableSchema, *, mari
     if _has_key(facts, key) or primary is None:
         return None
     source = {column.name.lower(): column for column in schema.columns}
-    gone = [facts.by_name[one] for one in sorted(set(primary.columns)) if one in facts.by_name and one not in source]
+    gone = [
+        facts.by_name[column]
+        for column in sorted(set(primary.columns))
+        if column in facts.by_name and column not in source
+    ]
     if any(column.optional for column in gone) or not primary.whole:
         return None
     added = [source[one.lower()] for one in key if one.lower() in source and one.lower() not in facts.by_name]

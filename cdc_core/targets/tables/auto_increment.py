@@ -32,9 +32,9 @@ def meeting_counters(places: Sequence[Place]) -> tuple[str, ...]:
                 tables = [table for server, one, table in places if (server, one) == (reference, database)]
                 facts = table_facts(session, database, tables)
                 steps |= {
-                    (reference, one.name): (one.name, int(step), int(offset))
-                    for one in facts.values()
-                    if any(column.counted for column in one.columns)
+                    (reference, fact.name): (fact.name, int(step), int(offset))
+                    for fact in facts.values()
+                    if any(column.counted for column in fact.columns)
                 }
     listed = list(steps.values())
     return tuple(

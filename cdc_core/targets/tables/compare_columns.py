@@ -90,8 +90,8 @@ def _documents_as_text(facts: TableFacts) -> TableFacts:
     return replace(
         facts,
         columns=tuple(
-            replace(one, type=text, declared=declaration(text)) if one.type.base == "json" else one
-            for one in facts.columns
+            replace(column, type=text, declared=declaration(text)) if column.type.base == "json" else column
+            for column in facts.columns
         ),
     )
 

@@ -46,7 +46,7 @@ def _beyond(names: Sequence[str], key: Key, operator: str) -> str:
 def range_of(rows: pa.RecordBatch, key: Sequence[str]) -> KeyRange | None:
     """The range of the rows, of which there are some; None if their keys are not whole numbers alone."""
     columns = [rows.column(name) for name in key]
-    if not columns or any(not pa.types.is_integer(one.type) or one.null_count for one in columns):
+    if not columns or any(not pa.types.is_integer(column.type) or column.null_count for column in columns):
         return None
     return KeyRange(tuple(key), _end(columns, "min"), _end(columns, "max"))
 

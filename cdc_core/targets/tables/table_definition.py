@@ -171,14 +171,16 @@ def read_definitions(
             own_name(str(row["TABLE_COLLATION"] or ""), mariadb=mariadb),
             str(row["TABLE_COMMENT"] or ""),
             "partitioned" in str(row["CREATE_OPTIONS"] or "").lower(),
-            tuple(str(one["CONSTRAINT_NAME"]) for one in keys.get(name, ())),
+            tuple(str(key["CONSTRAINT_NAME"]) for key in keys.get(name, ())),
             triggers.get(name, ()),
-            tuple(str(one["CONSTRAINT_NAME"]) for one in checks.get(name, ())),
+            tuple(str(check["CONSTRAINT_NAME"]) for check in checks.get(name, ())),
             frozenset(
-                str(one["CONSTRAINT_NAME"]).lower() for one in checks.get(name, ()) if one.get("LEVEL") == "Column"
+                str(check["CONSTRAINT_NAME"]).lower()
+                for check in checks.get(name, ())
+                if check.get("LEVEL") == "Column"
             ),
             mariadb,
-            tuple(str(one["PERIOD"]) for one in periods.get(name, ()) if one["PERIOD"] != "SYSTEM_TIME"),
+            tuple(str(period["PERIOD"]) for period in periods.get(name, ()) if period["PERIOD"] != "SYSTEM_TIME"),
         )
     return found
 

@@ -68,7 +68,7 @@ def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
     numbers = str(version).partition("-")[0].split(".")
     mariadb = "MariaDB" in info
     collations = frozenset(name for name in names if own_name(name, mariadb=mariadb) == name)
-    return Dialect(mariadb, tuple(int(one) for one in numbers if one.isdigit()), collations)
+    return Dialect(mariadb, tuple(int(number) for number in numbers if number.isdigit()), collations)
 
 
 def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]:

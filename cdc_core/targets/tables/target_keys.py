@@ -149,7 +149,7 @@ def _require_one_row(cursor: Any, facts: TableFacts, key: Sequence[str]) -> None
     texts = [one for one in key if facts.by_name[one.lower()].type.base in _COLLATED]
     if not texts:
         return
-    spellings = ", ".join(f"HEX({target_name(facts, one)})" for one in texts)
+    spellings = ", ".join(f"HEX({target_name(facts, text)})" for text in texts)
     upsert = f"_o = '{MergedOp.UPSERT}'"
     counts = f"_place = 1 OR {upsert}"
     apart = "TRUE" if facts.coarser else f"COUNT(DISTINCT IF({counts}, SUBSTRING(_v, 25), NULL)) > 1"

@@ -39,7 +39,7 @@ def reported(found: str, target: ColumnType) -> bool:
 
 def widened(source: ColumnType, target: ColumnType, *, mariadb: bool) -> ColumnType:
     """The nearest type for the target's column that takes every value of the source's."""
-    return next(one for one in _candidates(source, target, mariadb) if not problem(source, one))
+    return next(candidate for candidate in _candidates(source, target, mariadb) if not problem(source, candidate))
 
 
 def _candidates(source: ColumnType, target: ColumnType, mariadb: bool) -> Iterator[ColumnType]:

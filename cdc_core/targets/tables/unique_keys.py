@@ -29,8 +29,8 @@ def may_collide(facts: TableFacts, layout: Layout) -> bool:
     given = {name.lower() for name in layout.columns} | {""}
     given |= {column.name.lower() for column in facts.columns if column.generated}
     return any(
-        not (one.whole and frozenset(one.columns) == key) and not given.isdisjoint(one.columns)
-        for one in facts.unique_keys
+        not (unique_key.whole and frozenset(unique_key.columns) == key) and not given.isdisjoint(unique_key.columns)
+        for unique_key in facts.unique_keys
     )
 
 

@@ -271,8 +271,10 @@ class LoadFile:
 
     def _decimals(self, documents: Mapping[str, Exact], rows: int) -> pa.StringArray:
         found: list[str | None] = [None] * rows
-        for row in sorted(set().union(*(one.numbers for one in documents.values()))):
-            numbers = tuple((name, one.numbers[row]) for name, one in documents.items() if row in one.numbers)
+        for row in sorted(set().union(*(document.numbers for document in documents.values()))):
+            numbers = tuple(
+                (name, document.numbers[row]) for name, document in documents.items() if row in document.numbers
+            )
             found[row] = str(self.decimals.setdefault(numbers, len(self.decimals)))
         return pa.array(found, pa.string())
 

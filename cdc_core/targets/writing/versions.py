@@ -152,7 +152,7 @@ def _require_whole_documents(
     """MySQL sends an empty text, with a mere warning, for a document whose text is longer than max_allowed_packet.
     Raises Refused (target.limit)."""
     for name in columns:
-        if facts.by_name[name.lower()].type.base == "json" and any(one[name] == "" for one in values.values()):
+        if facts.by_name[name.lower()].type.base == "json" and any(value[name] == "" for value in values.values()):
             raise Refused(
                 f"Column {name!r} has a JSON document whose text is longer than the server's max_allowed_packet: the "
                 "server sends an empty text for it.",

@@ -152,41 +152,45 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         moved = None if switched is None else cutover_document(meta, switched, pipeline.cutover)
     document = report_of(pipeline, seen.status).to_json()
     start_us, end_us = pipeline.windows.containing(seen.status.now_us)
-    left = {one.source: retention_left_s(one, seen.status.now_us) for one in seen.status.sources}
-    lags_us = [one.lag_us for one in seen.status.sources]
-    partial = {logical for one in seen.status.sources for covered in one.partial.values() for logical in covered.feeds}
+    left = {source.source: retention_left_s(source, seen.status.now_us) for source in seen.status.sources}
+    lags_us = [source.lag_us for source in seen.status.sources]
+    partial = {
+        logical for source in seen.status.sources for covered in source.partial.values() for logical in covered.feeds
+    }
     document |= {
         "schedule": pipeline.schedule,
         "cutover": moved,
         "interval_s": (end_us - start_us) / 1e6,
-        "sources": [one | {"log_kept_s": left.get(one["source"])} for one in document["sources"]],
+        "sources": [source | {"log_kept_s": left.get(source["source"])} for source in document["sources"]],
         "tables": [
             {
-                "table": one.table,
-                "changed": moment(one.window_end_us),
-                "rows": one.rows,
-                "partial": one.table in partial,
-                "applied": {target: moment(closed_us) for target, closed_us in sorted(one.applied.items())},
+                "table": table.table,
+                "changed": moment(table.window_end_us),
+                "rows": table.rows,
+                "partial": table.table in partial,
+                "applied": {target: moment(closed_us) for target, closed_us in sorted(table.applied.items())},
             }
-            for one in seen.tables
+            for table in seen.tables
         ],
-        "copies": [{"source": one["source"], **copy} for one in document["sources"] for copy in one.get("copies", ())],
+        "copies": [
+            {"source": source["source"], **copy} for source in document["sources"] for copy in source.get("copies", ())
+        ],
         "ring_limit": {"items": pipeline.limits.ring_items, "size_bytes": pipeline.limits.ring_bytes},
         "lag_s": None if None in lags_us else max((one for one in lags_us if one is not None), default=0) / 1e6,
-        "batches": [_batch(one) for one in seen.batches],
+        "batches": [_batch(batch) for batch in seen.batches],
         "windows": [
             {
-                "window": [moment(one.start_us), moment(one.end_us)],
-                "batches": one.batches,
-                "rows": one.rows,
-                "size_bytes": one.size_bytes,
+                "window": [moment(window.start_us), moment(window.end_us)],
+                "batches": window.batches,
+                "rows": window.rows,
+                "size_bytes": window.size_bytes,
             }
-            for one in seen.windows
+            for window in seen.windows
         ],
         "delays": _delays(seen.status.runs),
-        "runs": [account_document(one, pipeline.stage) for one in seen.accounts],
+        "runs": [account_document(account, pipeline.stage) for account in seen.accounts],
     }
-    return document | {"attention": [one["what"] for one in document["problems"]]}
+    return document | {"attention": [problem["what"] for problem in document["problems"]]}
 
 
 def _delays(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
@@ -259,8 +263,8 @@ def _add_airflow(entry: dict[str, Any], dag_ids: Sequence[str], known: Mapping[s
         found.append(_paused(copying, "tables that lack rows from before their capture are not copied"))
     levels = list(Level)
     problems = [*map(problem_document, found), *entry["problems"]]
-    entry["problems"] = problems = sorted(problems, key=lambda one: levels.index(one["level"]))
-    entry["attention"] = [one["what"] for one in problems]
+    entry["problems"] = problems = sorted(problems, key=lambda problem: levels.index(problem["level"]))
+    entry["attention"] = [problem["what"] for problem in problems]
     entry["health"] = problems[0]["level"] if problems else "ok"
     for run in entry.get("runs", ()):
         run["link"] = _link(entry["pipeline"], run, dag_ids)

@@ -25,7 +25,7 @@ def lockstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     handled = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments: object) -> Done:
-        monkeypatch.setattr("sys.argv", ["lockstep", *(str(one) for one in arguments)])
+        monkeypatch.setattr("sys.argv", ["lockstep", *(str(argument) for argument in arguments)])
         with pytest.raises(SystemExit) as left:
             main()
         out, err = capsys.readouterr()

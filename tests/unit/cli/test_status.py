@@ -90,4 +90,4 @@ def test_status_shows_some_of_many_tables_counts_the_others_and_all_of_them_on_r
     document = json.loads(lockstep("status", many, "--json").out)
     assert len(document["problems"]) >= TABLES
     assert len(document["ledgers"]) == TABLES
-    assert [one["state"] for one in document["sources"][0]["copies"]] == ["pending"] * TABLES
+    assert [copy["state"] for copy in document["sources"][0]["copies"]] == ["pending"] * TABLES

@@ -18,7 +18,7 @@ def key_of(row: Any) -> tuple[Any, ...]:
 
 def resolved(values: Any, found: dict[tuple[Any, ...], Any]) -> dict[str, Any]:
     """Values with what only the rows of before know."""
-    return {name: found[one.key][name] if isinstance(one, Unknown) else one for name, one in values.items()}
+    return {name: found[value.key][name] if isinstance(value, Unknown) else value for name, value in values.items()}
 
 
 @pytest.mark.parametrize(("minimal", "truncates"), [(False, True), (True, True), (True, False)])

@@ -108,7 +108,7 @@ def test_what_a_history_leaves_is_what_the_model_says(
         key: (one.op, one.order, one.source, dict(one.values) if one.op == "u" else None) for key, one in last.items()
     }
     # As the stage counts them in a file, by which a reader knows whether it needs the values before.
-    moved = sum(key_changes(staged_table(ITEMS, [one]).to_batches()[0], KEY) for one in changes)
+    moved = sum(key_changes(staged_table(ITEMS, [change]).to_batches()[0], KEY) for change in changes)
     assert (counts.changes, counts.key_changes, counts.lost) == (len(changes), moved, 0)
     assert counts.superseded == len(changes) + moved - len(last)
 
@@ -195,7 +195,7 @@ def test_a_copy_that_begins_a_table_again_counts_whatever_the_policy() -> None:
     history.add(events_of([Change("t", {}, 5)], rule, renews=True))
     merged = history.merged()
     assert [row["_cdc_op"] for row in merged.rows.to_pylist()] == ["t"]
-    assert [one.renews for one in merged.truncates] == [True]
+    assert [truncate.renews for truncate in merged.truncates] == [True]
     assert history.counts.superseded == 1
 
 

@@ -94,7 +94,7 @@ def test_of_two_cuts_that_are_made_of_one_the_second_is_made_again(
 def test_the_lake_says_what_a_table_of_a_cut_lacks(catalog: Catalog, target: IcebergTarget) -> None:
     publish(catalog, made(catalog, target, cut("a", HOUR_US)))
     rows = cut_table.opened(catalog, target).scan().to_arrow().to_pylist()
-    assert {one["mirror"]: one["lacks"] for one in rows} == {"shop.a": None, "shop.b": "its copy; a batch"}
+    assert {row["mirror"]: row["lacks"] for row in rows} == {"shop.a": None, "shop.b": "its copy; a batch"}
 
 
 def test_cuts_that_nobody_keeps_leave_the_lake_once_they_are_old(catalog: Catalog, target: IcebergTarget) -> None:

@@ -74,7 +74,7 @@ def test_many_small_runs_leave_few_files(lake: MadeLake) -> None:
         for tombstones in (False, True):
             files = lake.live(tombstones=tombstones).files
             most = max(most, len(files))
-            assert all(len(one.deletes) <= 1 and deleted_share(one) <= DELETED_SHARE for one in files)
+            assert all(len(file.deletes) <= 1 and deleted_share(file) <= DELETED_SHARE for file in files)
         if run % 12 == 0:
             require_summary_of_its_manifests(lake.table())
             require_summary_of_its_manifests(lake.table(tombstones=True))
@@ -111,7 +111,7 @@ def test_a_file_of_which_nothing_is_left_disappears(lake: MadeLake) -> None:
     lake.apply(*rows(0, 10))
     lake.apply(*rows(100, 10))
     lake.apply(*(delete(2, at, None) for at in range(10)))
-    assert [one.rows for one in lake.live().files] == [10]
+    assert [file.rows for file in lake.live().files] == [10]
     lake.apply(*(delete(3, at, None) for at in range(100, 110)))
     assert lake.live().files == []
     assert lake.scanned() == []
@@ -133,11 +133,11 @@ def test_a_first_run_may_have_deletes_alone(lake: MadeLake) -> None:
 def test_files_that_cannot_become_fewer_are_left_alone(lake: MadeLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_files, "GROUP_ROWS", 13)
     lake.apply(*rows(0, 1200))
-    before = {one.path for one in lake.live().files}
+    before = {file.path for file in lake.live().files}
     assert len(before) == 12
     for run in range(12):
         lake.apply(*rows(5000 + run, 1, seq=2 + run))
-        assert before <= {one.path for one in lake.live().files}
+        assert before <= {file.path for file in lake.live().files}
 
 
 def test_rows_of_many_bytes_that_compress_well_are_merged_within_bounds(
@@ -147,11 +147,11 @@ def test_rows_of_many_bytes_that_compress_well_are_merged_within_bounds(
     monkeypatch.setattr(data_files, "FILE_GROUPS", 4)
     monkeypatch.setattr(compaction, "FILE_GROUPS", 4)
     lake.apply(*rows(0, 120, value="x" * 50_000))  # 6 MB that are 60 KB in files
-    before = {one.path for one in lake.live().files}
+    before = {file.path for file in lake.live().files}
     assert len(before) >= 15
     for run in range(9):
         lake.apply(*rows(5000 + run, 1, seq=2 + run))
-    assert before <= {one.path for one in lake.live().files}
+    assert before <= {file.path for file in lake.live().files}
 
 
 def test_long_texts_in_one_row_group_hide_no_row_of_another(lake: MadeLake, monkeypatch: pytest.MonkeyPatch) -> None:

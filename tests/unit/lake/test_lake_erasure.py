@@ -98,7 +98,7 @@ def test_rows_go_from_all_snapshots_and_files_and_names_keep_all_other_rows(lake
     before, ages = states(lake.table()), lake.table().metadata.refs["new"].max_ref_age_ms
     assert set(before) == {"main", "before", "old", "new", "lockstep_killed"}
     untouched = lake.table().metadata.refs["before"].snapshot_id
-    cut = next(one for one in lake.table().metadata.snapshots if one.snapshot_id == ref(lake, "old"))
+    cut = next(snapshot for snapshot in lake.table().metadata.snapshots if snapshot.snapshot_id == ref(lake, "old"))
     mirror, buried = found_in(lake)
     assert [kind for kind, _, _ in mirror.places].count("lake snapshot") == 4
     assert [kind for kind, _, _ in buried.places].count("lake snapshot") >= 1
@@ -221,7 +221,7 @@ def test_files_of_killed_attempts_go_if_they_may_have_the_rows(lake: MadeLake, t
     (folder,) = (tmp_path / "warehouse" / "shop").glob("t-*/data")
     rows = sorted(folder.glob("*.parquet"), key=lambda one: one.stat().st_size)
     strays = {name: folder / f"{name}.parquet" for name in ("whole", "half", "other")}
-    mine = next(one for one in rows if CANARY in str(pa.parquet.read_table(one).to_pylist()))
+    mine = next(row for row in rows if CANARY in str(pa.parquet.read_table(row).to_pylist()))
     shutil.copy(mine, strays["whole"])
     strays["half"].write_bytes(mine.read_bytes()[:100])
     pa.parquet.write_table(pa.table({"x": [1]}), strays["other"])

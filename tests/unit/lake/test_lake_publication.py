@@ -63,7 +63,7 @@ def require_one_published(lakes: Sequence[MadeLake], *, pairs: int) -> None:
                 done = lake.attempt(*changes, run=f"run_{pair}" if pair % 2 else f"run_{pair}_{at}")
                 if pair % 4 < 2:
                     start.wait()
-                return [one.snapshot for one in reversed(done.snapshots)], refusal(lake, done)
+                return [snapshot.snapshot for snapshot in reversed(done.snapshots)], refusal(lake, done)
 
             outcomes = [each.result() for each in [both.submit(attempt, lake, at) for at, lake in enumerate(lakes)]]
             published = [made for made, error in outcomes if not error]
@@ -120,7 +120,7 @@ def test_attempts_that_meet_at_the_commit_leave_one_published(tmp_path: Path) ->
     with pytest.raises(RetryLater) as refused:
         publish(lakes[0].catalog, done[0].snapshots)
     assert refused.value.code == "lake.compacted"
-    assert heads(lakes[0]) == [one.snapshot for one in reversed(done[1].snapshots)]
+    assert heads(lakes[0]) == [snapshot.snapshot for snapshot in reversed(done[1].snapshots)]
     assert not publish(lakes[0].catalog, done[1].snapshots)  # twice is as once
     assert lakes[0].attempt(upsert(2, 0, 7), delete(2, 1, 0), run="same").snapshots == []
 
@@ -183,7 +183,7 @@ def test_a_foreign_compaction_in_between_is_followed(lake: MadeLake) -> None:
     assert refused.value.code == "lake.compacted"
     lake.apply(upsert(100, 0, 100), upsert(100, 50, 100), delete(100, 7, 0))
     found = {one["id"]: one["v"] for one in lake.scanned()}
-    expected = {one.row[0]: one.row[1] for one in changes if one.row} | {0: 100, 50: 100}
+    expected = {change.row[0]: change.row[1] for change in changes if change.row} | {0: 100, 50: 100}
     assert found == {key: value for key, value in expected.items() if key != 7}
     assert len(lake.scanned()) == len(found)
 
@@ -229,7 +229,7 @@ def test_the_runs_that_readers_see_are_known_also_once_others_have_compacted(
         "run_1": 1, "run_2": 2, "run_3": 3, "run_4": 0,
     }  # fmt: skip
     compacted(lake)  # by somebody who then expires all that was before
-    gone = [one.snapshot_id for one in lake.table().metadata.snapshots if one != head(lake.table())]
+    gone = [snapshot.snapshot_id for snapshot in lake.table().metadata.snapshots if snapshot != head(lake.table())]
     keeper = lake.table()
     lake.catalog.commit_table(keeper, (), (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),))
     assert published_runs(lake.catalog, target, {SHARD: ["run_3"]}) == {SHARD: {"run_3": 3}}

@@ -34,7 +34,7 @@ class Source:
         self.ids = self.field_ids()
 
     def field_ids(self) -> dict[str, int]:
-        return {one.name: one.field_id for one in self.lake.opened().schema.fields}
+        return {field.name: field.field_id for field in self.lake.opened().schema.fields}
 
     def write(self, *rows: tuple[Any, ...]) -> None:
         self.seq += 1
@@ -109,8 +109,8 @@ def test_a_mirror_follows_25_alters(tmp_path: Path) -> None:
     }  # fmt: skip
     assert len(set(now.values())) == len(now)
     schema = source.lake.opened().schema
-    assert [one.name for one in schema.fields[-3:]] == ["e", "d", VERSION_COLUMN]  # dropped ones, and the last
-    assert [one.required for one in schema.fields] == [True, *[False] * (len(now) - 2), True]
+    assert [field.name for field in schema.fields[-3:]] == ["e", "d", VERSION_COLUMN]  # dropped ones, and the last
+    assert [field.required for field in schema.fields] == [True, *[False] * (len(now) - 2), True]
 
 
 def test_a_key_that_became_wider_is_found_and_buried(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_decimal_key_that_became_wider_is_found(tmp_path: Path) -> None:
 def test_a_dropped_column_keeps_its_values_in_rows_that_do_not_change(tmp_path: Path) -> None:
     source = Source(tmp_path)
     source.write((1, 1, "one", None, None), (2, 2, "two", None, None))
-    source.alter([one for one in source.columns if one[0] != "b"])
+    source.alter([column for column in source.columns if column[0] != "b"])
     source.write((2, 22, None, None))
     assert {one["id"]: one["b"] for one in source.lake.scanned()} == {1: "one", 2: None}
 
@@ -185,7 +185,7 @@ def test_a_column_that_became_narrower_stays_as_it_is(wide: pa.DataType, narrow:
 
 def test_of_two_runs_that_add_columns_at_once_one_does(tmp_path: Path) -> None:
     lakes = [MadeLake(tmp_path, [("id", INT)]) for _ in range(2)]
-    there = [one.opened() for one in lakes]
+    there = [lake.opened() for lake in lakes]
 
     def add(at: int) -> str:
         try:
@@ -197,7 +197,7 @@ def test_of_two_runs_that_add_columns_at_once_one_does(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as both:
         assert sorted(both.map(add, range(2))) == ["added", "changed"]
     schemas = lakes[0].table().metadata.schemas
-    assert [one.schema_id for one in schemas] == [0, 1]
+    assert [schema.schema_id for schema in schemas] == [0, 1]
 
 
 def test_readers_see_new_columns_with_the_rows_that_have_them(tmp_path: Path) -> None:
@@ -253,4 +253,4 @@ def test_comments_and_columns_of_others_stay(tmp_path: Path) -> None:
     now = source.lake.table().schema()
     assert now.find_field("b").doc == "what it is"
     assert "theirs" in now.column_names
-    assert len({one.field_id for one in now.fields}) == len(now.fields)
+    assert len({field.field_id for field in now.fields}) == len(now.fields)

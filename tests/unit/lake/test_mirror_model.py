@@ -85,7 +85,7 @@ class World:
         self.width, self.known = width, dict[int, Winner]()
 
     def add(self, changes: Iterable[Winner]) -> None:
-        self.known |= {one.seq: one for one in changes}
+        self.known |= {change.seq: change for change in changes}
 
     def expected(self) -> tuple[dict[tuple[Any, ...], tuple[Any, bytes]], dict[tuple[Any, ...], bytes]]:
         """(rows by key, tombstones by key); a TRUNCATE's has a key of nulls."""
@@ -100,16 +100,16 @@ class World:
 
 def winners_of(changes: Sequence[Winner]) -> list[Winner]:
     """As merge makes them of a batch: the last change of each key, unless a TRUNCATE came after it."""
-    emptied = max((one for one in changes if one.row is None), key=lambda one: one.seq, default=None)
-    last = last_of(one for one in changes if emptied is None or one.seq > emptied.seq)
+    emptied = max((change for change in changes if change.row is None), key=lambda one: one.seq, default=None)
+    last = last_of(change for change in changes if emptied is None or change.seq > emptied.seq)
     return [*last.values(), *([emptied] if emptied is not None else [])]
 
 
 def last_of(changes: Iterable[Winner]) -> dict[tuple[Any, ...], Winner]:
     found: dict[tuple[Any, ...], Winner] = {}
-    for one in sorted(changes, key=lambda each: each.seq):
-        if one.row is not None:
-            found[one.row[:-1]] = one
+    for change in sorted(changes, key=lambda each: each.seq):
+        if change.row is not None:
+            found[change.row[:-1]] = change
     return found
 
 
@@ -150,8 +150,8 @@ def test_a_mirror_that_keeps_deleted_rows_loses_no_key(kind: str, seed: int, tmp
         lake.apply(*winners, files=files)
         rows = lake.scanned()
         found = {
-            tuple(one[name] for name in names): (one["v"], one[VERSION_COLUMN], one[DELETED], one[DELETED_AT])
-            for one in rows
+            tuple(row[name] for name in names): (row["v"], row[VERSION_COLUMN], row[DELETED], row[DELETED_AT])
+            for row in rows
         }
         assert len(rows) == len(found)
         assert found == model.expected()
@@ -221,7 +221,7 @@ def require_as_expected(lake: MadeLake, world: World, names: list[str]) -> None:
     assert len(entombed) == len(buried)
     assert {tuple(one[name] for name in names): one[VERSION_COLUMN] for one in entombed} == buried
     for live in (lake.live(), lake.live(tombstones=True)):
-        assert all(len(one.deletes) <= 1 and deleted_share(one) <= DELETED_SHARE for one in live.files)
+        assert all(len(file.deletes) <= 1 and deleted_share(file) <= DELETED_SHARE for file in live.files)
 
 
 def test_what_is_held_instead_of_stale_rows_says_how_far_the_log_was(tmp_path: Path) -> None:

@@ -53,16 +53,16 @@ def table_of(files: KeyedFiles, keys: Sequence[Key]) -> pa.Table:
 def live(files: KeyedFiles, rows: pa.Table, gone: Sequence[int] = ()) -> list[LiveFile]:
     """A file with these rows in this order. gone: positions of deleted ones."""
     found = []
-    for one in write_rows(files, rows):
-        deletes = (write_deletes(files, one.path, BitMap(gone)).path,) if gone else ()
-        found.append(LiveFile(one.path, one.rows, one.size_bytes, 1, len(gone), deletes, None, None, False))
+    for row in write_rows(files, rows):
+        deletes = (write_deletes(files, row.path, BitMap(gone)).path,) if gone else ()
+        found.append(LiveFile(row.path, row.rows, row.size_bytes, 1, len(gone), deletes, None, None, False))
     return found
 
 
 def keys_of(rows: pa.Table) -> list[Key]:
     """Each with its own value."""
     moments = rows["b"].cast(pa.timestamp("us", tz="UTC")).to_pylist()
-    keys = list(zip(rows["a"].to_pylist(), [int(one.timestamp()) for one in moments], strict=True))
+    keys = list(zip(rows["a"].to_pylist(), [int(moment.timestamp()) for moment in moments], strict=True))
     assert rows["v"].to_pylist() == [f"{a}/{b}" for a, b in keys]
     return keys
 
@@ -101,7 +101,7 @@ def test_ranges_have_each_row_once_and_in_order(
     def place(key: Key) -> Key:
         return key[0], -key[1] if falls else key[1]
 
-    ends = sorted({place(one) for one in cuts})
+    ends = sorted({place(cut) for cut in cuts})
     bounds = [(), *(bound((a, abs(b))) for a, b in ends), ()]
     reader = SnapshotRows(files, some)
     found: list[Key] = []

@@ -205,7 +205,7 @@ def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) 
         child = os.fork()
         if child == 0:
             try:
-                inherited = [one for one in _open_files() if one.startswith(str(tmp_path))]
+                inherited = [file for file in _open_files() if file.startswith(str(tmp_path))]
                 meta.leases.acquire("other", "child", 60)
                 os._exit(3 if inherited else 0)
             finally:
@@ -227,7 +227,7 @@ def test_a_connection_stays_open_between_transactions_and_none_after_the_end(tmp
         meta.leases.acquire("shop", "one", 60)
         assert log.exists()
     assert not log.exists()
-    assert not [one for one in _open_files() if one.startswith(str(tmp_path))]
+    assert not [file for file in _open_files() if file.startswith(str(tmp_path))]
 
 
 def test_an_opening_in_the_same_process_leaves_the_locks_of_a_connection_that_is_open(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_the_migrations_are_part_of_the_package() -> None:
     assert migrate.head() == "0001"
     config = Config()
     config.set_main_option("script_location", "cdc_core.meta:migrations")
-    by_alembic = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]
+    by_alembic = [revision.revision for revision in ScriptDirectory.from_config(config).walk_revisions()]
     assert list(reversed(by_alembic)) == migrate._revisions()
     assert migrate.known(migrate.head())
     assert not migrate.known("9999")

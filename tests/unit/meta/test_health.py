@@ -143,7 +143,9 @@ def test_a_pause_of_copies_is_said_with_the_tables_and_the_purges_that_wait_for_
     line.meta.copies.pause("shop", "somebody")
 
     def said() -> Problem:
-        return next(one for one in problems(line.meta.status.find(), HOURLY, ["shop"], []) if "paused" in one.what)
+        return next(
+            problem for problem in problems(line.meta.status.find(), HOURLY, ["shop"], []) if "paused" in problem.what
+        )
 
     nothing_waits = said()
     assert (nothing_waits.level, nothing_waits.exit_code) == (Level.NOTED, 0)
@@ -161,7 +163,7 @@ def test_a_pause_of_copies_is_said_with_the_tables_and_the_purges_that_wait_for_
     line.meta.failures.keep("extract", "shop", error())
     assert [level for level, _ in seen(line)][:2] == ["failed", "paused"]
     line.meta.copies.resume("shop")
-    assert not any("paused" in one.what for one in problems(line.meta.status.find(), HOURLY, ["shop"], []))
+    assert not any("paused" in problem.what for problem in problems(line.meta.status.find(), HOURLY, ["shop"], []))
 
 
 def test_what_the_source_will_purge_is_said_from_half_of_its_retention_on(line: Line) -> None:
@@ -170,7 +172,9 @@ def test_what_the_source_will_purge_is_said_from_half_of_its_retention_on(line: 
     status = line.meta.status.find()
     left = retention_left_s(status.sources[0], status.now_us)
     assert left < 0  # the made batches are years old
-    assert any("may be purged already" in one.what for one in problems(line.meta.status.find(), HOURLY, ["shop"], []))
+    assert any(
+        "may be purged already" in problem.what for problem in problems(line.meta.status.find(), HOURLY, ["shop"], [])
+    )
 
 
 def test_a_watermark_that_was_withdrawn_is_a_lag_that_nobody_knows(line: Line) -> None:
@@ -186,7 +190,7 @@ def test_a_watermark_that_was_withdrawn_is_a_lag_that_nobody_knows(line: Line) -
     assert 0 < left <= 7200
     assert not problems(status, HOURLY, ["shop"], [])
     later = replace(status, now_us=status.now_us + 3 * HOUR_US)
-    what = [one.what for one in problems(later, HOURLY, ["shop"], [])]
+    what = [problem.what for problem in problems(later, HOURLY, ["shop"], [])]
     assert [" late by " in one and "was extracted last at" in one for one in what] == [True, False]
     assert "may be purged already" in what[1]
     back = way_back_document(line.meta, Cutover("c1", "there", "line", "WATCH"), "24h")
@@ -242,7 +246,9 @@ def rejecting(line: Line, run_id: str, rows: int, **options: object) -> RunPlan:
     """A run whose target rejects rows of each table."""
     run = line.plan(run_id, **options)
     tables = run.merge_set(run.target("t").merge_set).tables
-    line.apply(run, written=[WriteCounts(one.table, "0", one.rows - rows, 0, 0, quarantined=rows) for one in tables])
+    line.apply(
+        run, written=[WriteCounts(table.table, "0", table.rows - rows, 0, 0, quarantined=rows) for table in tables]
+    )
     line.commit(run)
     return run
 

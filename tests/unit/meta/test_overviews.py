@@ -28,16 +28,16 @@ def test_before_anything_is_staged_there_is_nothing_to_plot(line: Line) -> None:
 def test_windows_without_changes_count_nothing_and_leave_no_hole(line: Line) -> None:
     line.stage(manifest(0), manifest(1), manifest(2, window=3), until_us=START_US + 5 * HOUR_US)
     windows = seen(line).windows
-    assert [one.rows for one in windows] == [20, 0, 0, 10, 0]
-    assert [one.start_us for one in windows] == [START_US + hour * HOUR_US for hour in range(5)]
-    assert all(one.end_us - one.start_us == HOUR_US for one in windows)
+    assert [window.rows for window in windows] == [20, 0, 0, 10, 0]
+    assert [window.start_us for window in windows] == [START_US + hour * HOUR_US for hour in range(5)]
+    assert all(window.end_us - window.start_us == HOUR_US for window in windows)
     assert windows[0].batches == 2
     assert windows[0].size_bytes == 2000
 
 
 def test_what_was_staged_under_another_schedule_counts_in_the_window_that_holds_it(line: Line) -> None:
     line.stage(*(manifest(number, window=number) for number in range(30)))
-    assert sum(one.rows for one in seen(line, "0 0 * * *").windows) == 300
+    assert sum(window.rows for window in seen(line, "0 0 * * *").windows) == 300
 
 
 def test_lists_end_where_the_history_does_not(line: Line) -> None:
@@ -63,8 +63,11 @@ def test_each_run_has_its_targets_and_all_of_its_ledgers(line: Line) -> None:
     line.done("first", WINDOW)
     line.plan("second")
     found = seen(line)
-    assert [(one.run.run_id, one.targets) for one in found.accounts] == [("second", ("t",)), ("first", ("t",))]
-    assert [len(one.ledgers) for one in found.accounts] == [0, 30]
+    assert [(account.run.run_id, account.targets) for account in found.accounts] == [
+        ("second", ("t",)),
+        ("first", ("t",)),
+    ]
+    assert [len(account.ledgers) for account in found.accounts] == [0, 30]
 
 
 def test_who_only_looks_makes_no_database(tmp_path: Path) -> None:

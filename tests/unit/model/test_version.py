@@ -57,9 +57,9 @@ def test_a_row_without_version_is_older_than_any(version: Version) -> None:
 
 @given(st.lists(VERSIONS, min_size=1, max_size=5))
 def test_many_versions_encode_as_one(versions: list[Version]) -> None:
-    columns = [np.array([getattr(one, name) for one in versions]) for name in ("commit_ts_us", "seq", "row")]
+    columns = [np.array([getattr(version, name) for version in versions]) for name in ("commit_ts_us", "seq", "row")]
     table = encode_numbers(*columns)
-    assert [row.tobytes() for row in table] == [encode(one)[:24] for one in versions]
+    assert [row.tobytes() for row in table] == [encode(version)[:24] for version in versions]
 
 
 @given(st.lists(st.none() | st.just(b"") | (VERSIONS | TOLD).map(encode), max_size=8))

@@ -67,7 +67,7 @@ def test_an_option_that_cannot_be_or_contradicts_another_is_refused(query: str) 
 
 def test_every_combination_is_refused_or_means_what_it_says() -> None:
     """All of 6 modes x 4 texts: none ends otherwise, and a CA always verifies."""
-    choices: list[list[str]] = [["", *(f"ssl_mode={one}" for one in TlsMode.__members__)]]
+    choices: list[list[str]] = [["", *(f"ssl_mode={member}" for member in TlsMode.__members__)]]
     choices += [["", f"{name}=/x"] for name in TEXTS]
     taken = 0
     for combination in itertools.product(*choices):

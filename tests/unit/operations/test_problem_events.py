@@ -30,7 +30,7 @@ def fail(line: Line, error: type[Refused | RetryLater], what: str = "It broke.")
 def told(line: Line, *, given_up: bool = True) -> list[tuple[str, str, bool]]:
     events: list[ProblemEvent] = []
     tell_problems(line.pipeline, line.meta, events.append, given_up=given_up)
-    return [(one.code, one.what, one.solved) for one in events]
+    return [(event.code, event.what, event.solved) for event in events]
 
 
 def test_a_problem_is_told_once_and_once_more_when_it_is_solved_and_again_when_it_comes_back(line: Line) -> None:

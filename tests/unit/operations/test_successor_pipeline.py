@@ -74,7 +74,7 @@ def test_the_copy_of_the_shards_keeps_to_the_limits_of_the_pipeline() -> None:
 
 def test_each_former_shard_is_a_table_of_its_own_whose_rule_names_its_successors() -> None:
     made = successor(NewLayout(4, 2), ShardPart("_s1", frozenset({1})))
-    assert (made.pipeline, [one.to for one in made.routes]) == ("shop_4x2_s1", ["orders_shard_1"])
+    assert (made.pipeline, [route.to for route in made.routes]) == ("shop_4x2_s1", ["orders_shard_1"])
     rule = made.targets[0].tables["orders_shard_1"]
     assert (rule.database, rule.table) == ("shop_{d}_4x2", "orders_{t}")  # names that had no number have one
     assert rule.layout == "mod(id) over 4 x 2, of shard 1 of 2"

@@ -21,9 +21,9 @@ def test_the_list_names_every_package_that_the_code_of_executors_imports_at_once
             continue
         seen.add(path)
         for node in ast.parse(path.read_text()).body:
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+                names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
             for name in names:
                 top = name.partition(".")[0]
                 if top in ("cdc_core", "spark_jobs"):

@@ -20,7 +20,7 @@ def test_an_expectation_that_could_not_be_evaluated_fails_and_says_why_and_one_t
         expectations=[gxe.ExpectColumnValuesToNotBeNull(column=name) for name in ("there", "missing")],
     )
     verdict = judge(pa.table({"there": [1]}), suite, 1)
-    by_column = {one["arguments"]["column"]: one for one in verdict["expectations"]}
+    by_column = {expectation["arguments"]["column"]: expectation for expectation in verdict["expectations"]}
     there, missing = by_column["there"], by_column["missing"]
     assert (verdict["success"], there["success"], missing["success"]) == (False, True, False)
     assert "could not evaluate" in missing["result"]

@@ -146,7 +146,7 @@ def test_without_a_key_a_generated_column_does_not_say_which_row_a_change_is_of(
 def test_a_column_may_have_any_name(store, key):
     """The words of every query are columns, the key has a name with quotes, and the row's last change lacks all."""
     name = "q\"u'o"
-    odd = tuple(Column(one, ColumnType("int")) for one in ODD_NAMES)
+    odd = tuple(Column(odd_name, ColumnType("int")) for odd_name in ODD_NAMES)
     schema = TableSchema("shop", "odd", (Column(name, ColumnType("int"), key_part=1 if key else None), NOTE, *odd))
     full: dict[str, Any] = {name: 1, "note": "a"} | {column.name: at for at, column in enumerate(odd)}
     lacking = dict.fromkeys(full)
@@ -284,7 +284,7 @@ def test_an_export_may_keep_columns_that_the_table_has_no_more(store, tmp_path):
 
 
 def test_a_column_whose_name_changes_its_case_is_the_same_column(store):
-    loud = TableSchema("shop", "orders", tuple(replace(one, name=one.name.upper()) for one in ORDERS.columns))
+    loud = TableSchema("shop", "orders", tuple(replace(column, name=column.name.upper()) for column in ORDERS.columns))
     upper = Change(loud, "u", {"ID": 2, "NOTE": "m"}, {"ID": 2, "NOTE": "n"})
     batches = stage(store, [Made([insert(1), insert(2)])], [Made([upper])])
     assert rows(table_state(store, batches, "shop.orders"), "ID", "NOTE") == [(1, "n"), (2, "m")]
@@ -477,7 +477,7 @@ def compare_with_the_model(tmp_path_factory, sources, minimal, keyed, data, cuts
     if not keyed:
         assert Counter(as_read(row) for row in found) == nets(drawn.changes, NAMES)
         return
-    said = {at: one for at, one in winners(drawn.changes, NAMES, KEY, apart=True).items() if one.op == "u"}
+    said = {at: winner for at, winner in winners(drawn.changes, NAMES, KEY, apart=True).items() if winner.op == "u"}
     values = [tuple("?" if isinstance(one.values[name], Unknown) else one.values[name] for name in NAMES)
               for one in said.values()]  # fmt: skip
     assert sorted(map(str, (as_read(row, json.loads(row["_cdc_absent"] or "[]")) for row in found))) == sorted(
@@ -488,8 +488,8 @@ def compare_with_the_model(tmp_path_factory, sources, minimal, keyed, data, cuts
     }
     if sources == 1 and not minimal:
         in_order = by_source["s0"]
-        last = {(row["a"], row["b"]): row for one in by_key_batches(store, in_order, schema.name)
-                for row in one.to_pylist()}  # fmt: skip
+        last = {(row["a"], row["b"]): row for batch in by_key_batches(store, in_order, schema.name)
+                for row in batch.to_pylist()}  # fmt: skip
         assert {key: as_read(row) for key, row in last.items() if row["_cdc_op"] != "d"} == {
             (row[0], row[1]): row for row in values
         }

@@ -236,7 +236,7 @@ def test_without_the_originals_every_reader_still_sees_the_same(staged: Staged) 
     assert len(staged.paths("changes/")) == 3
     assert (staged.problems(), staged.problems(deep=False)) == ([], [])
     assert staged.removed().removed == ()
-    assert [one.path for one in staged.batches] == staged.paths("manifests/")
+    assert [batch.path for batch in staged.batches] == staged.paths("manifests/")
 
 
 class Killed(BaseException):
@@ -304,7 +304,7 @@ def test_killed_at_any_step_of_a_removal_nothing_is_lost(
     assert staged.problems() == []
     staged.removed()
     assert staged.changes() == before
-    assert staged.paths("changes/") == sorted(part.path for one in staged.batches[4:] for part in one.parts)
+    assert staged.paths("changes/") == sorted(part.path for batch in staged.batches[4:] for part in batch.parts)
 
 
 def test_two_compactions_at_once_take_turns(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def test_of_two_ranges_that_overlap_the_first_counts(staged: Staged) -> None:
     (record,) = compactions.read(staged.line.store, ["shop"])
     other = write(staged.line.store, staged.batches[2:6], epoch=9, created_us=0, level=1)
     staged.line.store.put(compaction_path("shop", other.begin), other.to_bytes())
-    assert [one.begin for one in compactions.read(staged.line.store, ["shop"])] == [record.begin]
+    assert [compaction.begin for compaction in compactions.read(staged.line.store, ["shop"])] == [record.begin]
     assert staged.seen() == before
     staged.removed()
     assert staged.seen() == before
@@ -412,7 +412,7 @@ def test_a_horizon_within_a_range_makes_readers_use_the_parts(staged: Staged) ->
     made = write(staged.line.store, staged.batches[2:4], epoch=9, created_us=0, level=1)
     whole = replace(
         made,
-        batches=tuple(replace(one, parts=(), schemas={}) for one in staged.batches[:4]),
+        batches=tuple(replace(batch, parts=(), schemas={}) for batch in staged.batches[:4]),
         counts=made.counts * 2,
     )
     staged.line.store.put(compaction_path("shop", whole.begin), whole.to_bytes())
@@ -438,7 +438,7 @@ def test_a_replay_takes_the_rows_of_its_batches_from_the_compacted_files(staged:
     part = replayed(staged, "part", start_us=2 * HOUR_US, end_us=4 * HOUR_US)
     (orders,) = [table for table in part.merge_sets[0].tables if table.table == "shop.orders"]
     (file,) = files_to_read(orders.files)
-    seqs = [(one.parts[0].min_seq, one.parts[0].max_seq) for one in staged.batches[1:3]]
+    seqs = [(batch.parts[0].min_seq, batch.parts[0].max_seq) for batch in staged.batches[1:3]]
     assert (file.rows, list(file.seqs)) == (4, seqs)
 
 
@@ -468,7 +468,7 @@ def test_a_new_target_takes_compacted_batches_whose_originals_are_gone(staged: S
     staged.removed()
     later = staged.line.with_targets({"name": "t"}, {"name": "new"})
     made = later.plan("second", targets=["new"])
-    assert made.target("new").batches == tuple(one.batch_id for one in staged.batches)
+    assert made.target("new").batches == tuple(batch.batch_id for batch in staged.batches)
     for table in made.merge_sets[0].tables:
         for file in files_to_read(table.files):
             assert staged.line.store.stat(file.path) is not None

@@ -44,7 +44,7 @@ def test_spark_is_told_what_the_document_of_each_spark_says(spark: dict[str, obj
 
 
 def test_the_document_has_an_example_for_each_kind_of_master() -> None:
-    masters = {str(one["master"]).partition(":")[0] for one in EXAMPLES}
+    masters = {str(example["master"]).partition(":")[0] for example in EXAMPLES}
     assert masters == {"local[*]", "spark", "yarn", "k8s", "sc"}
 
 

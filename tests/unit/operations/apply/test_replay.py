@@ -63,7 +63,7 @@ def test_a_replay_takes_consumed_batches_too_and_moves_no_record(line: Line) -> 
 
 
 def test_a_replay_from_a_batch_takes_the_copied_rows_at_its_beginning(line: Line) -> None:
-    batches = {one.batch_id: one for one in line.meta.batches.find("shop")}
+    batches = {batch.batch_id: batch for batch in line.meta.batches.find("shop")}
     here, earlier = (batches[one] for one in (IDS[3], IDS[2]))
     copied = replace(here, end=here.begin, batch_id=f"{here.batch_id}+000000000001")
     found = Selection("t", first={"shop": here.begin.seq})
@@ -258,7 +258,7 @@ def test_a_table_without_a_key_is_replayed_only_behind_what_the_target_has_or_fr
         line = Line(made.pipeline, meta, made.store, {}).with_targets({"name": "t", **rule}, {"name": "new", **rule})
         batches = [manifest(number, schemas=[schema(key=())]) for number in range(4)]
         line.stage(*batches)
-        ids = tuple(one.batch_id for one in batches)
+        ids = tuple(batch.batch_id for batch in batches)
         later = {"first": {"shop": batches[2].begin.position.seq}}
         for target, chosen in (("new", later), ("new", {"batches": frozenset((ids[0], ids[2]))}), ("t", later)):
             error = refusal(lambda target=target, chosen=chosen: plan(line, "part", target, **chosen))

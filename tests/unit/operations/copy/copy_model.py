@@ -531,15 +531,15 @@ class World:
         if self.extractor is None:
             self.extractor = dict(known.tables)
         said = {table: known.tables[table] for table in known.unstaged}
-        for one in entries:
+        for entry in entries:
             what = {
                 "truncate": Happened.TRUNCATED, "create": Happened.CREATED, "unlogged": Happened.UNLOGGED
-            }.get(one.kind, Happened.ROWS)  # fmt: skip
-            place = _placed(one.begin, timeline)
-            found = after(self.extractor.get(TABLE), TableEvent(TABLE, what, place.seq, one.ts_us, str(place)))
+            }.get(entry.kind, Happened.ROWS)  # fmt: skip
+            place = _placed(entry.begin, timeline)
+            found = after(self.extractor.get(TABLE), TableEvent(TABLE, what, place.seq, entry.ts_us, str(place)))
             if found is not self.extractor.get(TABLE):
                 self.extractor[TABLE] = said[TABLE] = replace(found, feeds=(TABLE,))
-        gtids = GtidSet.parse(begin.gtid_set).union(GtidSet.parse(",".join(one.gtid for one in entries)))
+        gtids = GtidSet.parse(begin.gtid_set).union(GtidSet.parse(",".join(entry.gtid for entry in entries)))
         end = replace(
             begin, position=_placed(entries[-1].end, timeline), gtid_set=str(gtids),
             watermark_us=max(begin.watermark_us, entries[-1].ts_us),
@@ -614,12 +614,12 @@ class World:
     def _parts(self, entries: Sequence[Entry], lease: Lease, begin: Position) -> tuple[Part, ...]:
         schema, arrow = self.schema, staged_schema(self.schema)
         rows = []
-        for one in entries:
-            place = _placed(one.begin, begin.timeline)
-            notes = {SOURCE: NAME, TS: one.ts_us, SEQ: place.seq, "_cdc_file": place.file, "_cdc_pos": place.offset}
-            if one.kind in ("truncate", "create"):
+        for entry in entries:
+            place = _placed(entry.begin, begin.timeline)
+            notes = {SOURCE: NAME, TS: entry.ts_us, SEQ: place.seq, "_cdc_file": place.file, "_cdc_pos": place.offset}
+            if entry.kind in ("truncate", "create"):
                 rows.append({OP: "t", ROW: 0, **notes})
-            for at, change in enumerate(one.changes):
+            for at, change in enumerate(entry.changes):
                 image = {**_named(schema, change.key), "v": change.old if change.op == "d" else change.value}
                 if change.op == "u":
                     image[BEFORE] = {**_named(schema, change.old_key), "v": change.old}

@@ -96,7 +96,7 @@ class Source:
     def gtids(self, entries: list[Entry]) -> str:
         """Of these transactions, and of what was before the log, in the server's own text form."""
         first = [f"{uuid(0)}:1"] if self.flavor == "mysql" else []
-        return str(GtidSet.parse(",".join([*first, *(one.gtid for one in entries if one.gtid)])))
+        return str(GtidSet.parse(",".join([*first, *(entry.gtid for entry in entries if entry.gtid)])))
 
     def taken_over(self, chance: random.Random, staged: int) -> Source:
         """Another server, which has the transactions up to a number, and may lack some that came after."""
@@ -119,7 +119,7 @@ class Source:
         if self.locked:
             return
         number = self.shape.number
-        touched = {number(key) for entry in self.unseen for one in entry.changes for key in one.keys}
+        touched = {number(key) for entry in self.unseen for change in entry.changes for key in change.keys}
         rows = dict(self.rows)
         changes: list[Change] = []
         for _ in range(chance.randint(1, 2)):
@@ -143,7 +143,7 @@ class Source:
             return [gone, self._insert(chance, rows, number)] if again else [gone]
         new = key
         if self.shape.spelled and chance.random() < 0.6:
-            taken = {self.shape.number(one) for one in rows} | touched
+            taken = {self.shape.number(row) for row in rows} | touched
             free = [one for one in range(len(self.shape.keys)) if one not in taken]
             new = self.shape.spelling(chance, chance.choice([number, number, *free]))
         self._value += 1
@@ -182,11 +182,11 @@ class Source:
             entry = able[chosen % len(able)]
             self.unseen.remove(entry)
             if entry.kind == "rows":
-                for one in entry.changes:
-                    if one.old_key is not None:
-                        self.engine.pop(one.old_key, None)
-                    if one.value is not None:
-                        self.engine[one.key] = one.value
+                for change in entry.changes:
+                    if change.old_key is not None:
+                        self.engine.pop(change.old_key, None)
+                    if change.value is not None:
+                        self.engine[change.key] = change.value
             else:
                 self.engine = dict(entry.then)
 

@@ -53,18 +53,18 @@ cutover: {{switch_with: ./switch}}
 def made(forward: Pipeline, origins: list[ReverseOrigin] = ORIGINS) -> Pipeline:
     export(ENVIRON)
     found = reverse_of(forward, forward.target("shards"), origins)
-    starts = {one.name: Position(0, "binlog.000007", 1000 + at) for at, one in enumerate(found.sources)}
+    starts = {source.name: Position(0, "binlog.000007", 1000 + at) for at, source in enumerate(found.sources)}
     return parse(found.text(starts), where="way back")
 
 
 def test_it_reads_exactly_the_tables_of_the_target_and_writes_to_those_that_they_came_from() -> None:
     back = made(pipeline())
     assert back.pipeline == "shop_back"
-    assert [(one.connection, one.start.position.offset) for one in back.sources] == [
+    assert [(source.connection, source.start.position.offset) for source in back.sources] == [
         ("env:ONE", 1000),
         ("env:TWO", 1001),
     ]
-    assert len({one.server_id for one in back.sources}) == 2
+    assert len({source.server_id for source in back.sources}) == 2
     places = [f"shop_{d}.{table}_{t}" for table in ("orders", "items") for d in range(2) for t in range(2)]
     captured = [name for name in [*places, "shop_0.orders_2", "shop_0.ordersx0", "other.orders_0"]
                 if any(re.fullmatch(pattern, name) for pattern in back.tables.include)]  # fmt: skip
@@ -84,14 +84,14 @@ def test_it_reads_exactly_the_tables_of_the_target_and_writes_to_those_that_they
 
 
 def test_a_server_that_two_connections_name_is_read_once() -> None:
-    assert [one.connection for one in made(pipeline(connections="'env:ONE', 'env:AGAIN'")).sources] == ["env:ONE"]
+    assert [source.connection for source in made(pipeline(connections="'env:ONE', 'env:AGAIN'")).sources] == ["env:ONE"]
 
 
 def test_its_file_holds_no_password() -> None:
     forward = pipeline()
     export(ENVIRON)
     found = reverse_of(forward, forward.target("shards"), ORIGINS)
-    text = found.text({one.name: Position(0, "binlog.000001", 4) for one in found.sources})
+    text = found.text({source.name: Position(0, "binlog.000001", 4) for source in found.sources})
     assert "u:p@" not in text
     assert yaml.safe_load(text)["meta"] == {"url": "sqlite:////nowhere/meta.db"}
 
@@ -169,7 +169,7 @@ def test_a_person_may_choose_what_the_way_back_does_about_errors_and_not_what_it
     forward = pipeline()
     export(ENVIRON)
     found = reverse_of(forward, forward.target("shards"), ORIGINS)
-    text = found.text({one.name: Position(0, "binlog.000007", 1000) for one in found.sources})
+    text = found.text({source.name: Position(0, "binlog.000007", 1000) for source in found.sources})
     assert before in text
     chosen = parse(text.replace(before, after, 1), where="way back")
     assert (carried_by(chosen) == carried_by(made(forward))) is same

@@ -39,6 +39,6 @@ def test_a_copy_that_has_begun_stops_a_cutover_until_a_run_has_finished_it(line:
     line.meta.copies.begin(copier, TableCopy("shop", TableSchema("shop", "big", ()), ("9",)))
     (error,) = StagedTables(found, found.targets, line.meta).refused()
     assert (error.code, "shop.big waits for a copy" in error.what) == ("cutover.copy_due", True)
-    assert [one.name for one in copied_by_runs(line.meta, found, "shop")] == ["shop.big"]
+    assert [run.name for run in copied_by_runs(line.meta, found, "shop")] == ["shop.big"]
     line.meta.copies.drop(copier, "shop", "shop.big")
     assert list(StagedTables(found, found.targets, line.meta).refused()) == []

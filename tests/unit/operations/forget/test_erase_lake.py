@@ -137,7 +137,7 @@ def test_killed_at_any_step_the_same_command_ends_it(
     lake: Lake, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, every: int
 ) -> None:
     before, root = lake.at_cuts(), lake.one.root
-    targets = [one.model_dump(mode="json", exclude_unset=True) for one in lake.one.line.pipeline.targets]
+    targets = [target.model_dump(mode="json", exclude_unset=True) for target in lake.one.line.pipeline.targets]
     lake.made.catalog.engine.dispose()
     lake.one.line.meta.close()
     kept = tmp_path_factory.mktemp("kept") / "lake"

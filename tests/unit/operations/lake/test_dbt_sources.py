@@ -25,10 +25,10 @@ def test_a_key_of_one_column_is_unique_and_one_of_several_is_so_as_a_row() -> No
         DbtTable("orders", columns("id", "v"), ("id",)), DbtTable("lines", columns("o", "line no"), ("o", "line no"))
     )["tables"]
     assert "data_tests" not in single
-    assert [one.get("data_tests") for one in single["columns"]] == [["unique", "not_null"], None]
-    assert [one["data_tests"] for one in several["columns"]] == [["not_null"], ["not_null"]]
+    assert [column.get("data_tests") for column in single["columns"]] == [["unique", "not_null"], None]
+    assert [column["data_tests"] for column in several["columns"]] == [["not_null"], ["not_null"]]
     assert several["data_tests"] == [{"unique": {"arguments": {"column_name": "(o, {{ adapter.quote('line no') }})"}}}]
-    assert [one.get("quote") for one in several["columns"]] == [None, True]
+    assert [column.get("quote") for column in several["columns"]] == [None, True]
 
 
 def test_a_comment_is_text_to_dbt_also_where_it_looks_like_a_template() -> None:

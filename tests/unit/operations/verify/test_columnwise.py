@@ -71,9 +71,9 @@ def piece(rows: Sequence[Row], names: Sequence[str], side: int) -> ColumnPiece:
     for at, column in enumerate(columns[1:]):
         kind = row_field(column).type
         values = [values[at] for _, values in rows]
-        typed = [None if isinstance(one, tuple) else one for one in values]
+        typed = [None if isinstance(value, tuple) else value for value in values]
         if column.type.base == "enum":
-            typed = ["" if one == ("",) else None if isinstance(one, tuple) else one for one in values]
+            typed = ["" if value == ("",) else None if isinstance(value, tuple) else value for value in values]
         if column.type.base == "set":  # each server shows the labels in its own order
             labels = column.type.labels
             typed = [one and ",".join(label for label in labels if label in one.split(",")) for one in typed]
@@ -83,7 +83,7 @@ def piece(rows: Sequence[Row], names: Sequence[str], side: int) -> ColumnPiece:
         else:
             arrays.append(pa.array(typed, kind))
     literals = [
-        [(name, one[0]) for name, one in zip(names, values, strict=True) if isinstance(one, tuple)] or None
+        [(name, value[0]) for name, value in zip(names, values, strict=True) if isinstance(value, tuple)] or None
         for _, values in rows
     ]
     arrays.append(pa.array(literals, LITERAL_TYPE))
@@ -158,11 +158,11 @@ def test_columns_are_equal_where_texts_are_and_the_same_keys_differ(
 def test_each_value_of_each_type_differs_from_every_other(name: str) -> None:
     """Also where it is the only difference, and where the server's text is the same: the sign of zero, say."""
     values = KINDS[name][2]
-    for one in values:
+    for value in values:
         for other in values:
-            a, b = pieces([(1, (one,))], [name], 0, []), pieces([(1, (other,))], [name], 1, [])
+            a, b = pieces([(1, (value,))], [name], 0, []), pieces([(1, (other,))], [name], 1, [])
             same = texts(a) == texts(b)
-            if one is other:
+            if value is other:
                 assert same
             assert columnwise.equal(a, b) == same
             assert len(columnwise.differing_keys(a, b)) == (not same)
@@ -180,7 +180,7 @@ def test_a_range_has_the_same_differing_keys_in_memory_and_on_disk(
     faults: dict[str, tuple[set[str], list[Row], list[int]]] = {
         "nothing": (set(), rows, places.tolist()),
         "order": (set(), rows[::-1], places[::-1].tolist()),
-        "place": ({"4"}, rows, [one if key != 4 else 1 for (key, _), one in zip(rows, places, strict=True)]),
+        "place": ({"4"}, rows, [place if key != 4 else 1 for (key, _), place in zip(rows, places, strict=True)]),
         "both": ({"4"}, [*rows, rows[4]], [*places.tolist(), 1]),
         "copies": ({"4", "5"}, [*rows, rows[4], rows[5]], [*places.tolist(), 0, 1]),
         "lost": ({"0", "19"}, rows[1:-1], places[1:-1].tolist()),

@@ -45,9 +45,9 @@ class World:
 
 def state(changes: Sequence[Change], key: int, until: int) -> str | None:
     value = None
-    for one in changes[:until]:
-        if one.key in (key, None):
-            value = one.value
+    for change in changes[:until]:
+        if change.key in (key, None):
+            value = change.value
     return value
 
 
@@ -90,12 +90,12 @@ def judged(
             for side, values in (("source", source), ("target", target)):
                 rows[side] |= {f"{number}/{key}": value for key, value in enumerate(values) if value is not None}
             begun = 0 if known_from is None else min(known_from, world.low, world.consumed)
-            for seq, one in enumerate(world.changes):
+            for seq, change in enumerate(world.changes):
                 if seq >= begun:
-                    key = None if one.key is None else f"{number}/{one.key}"
-                    told = [state(world.changes, one.key, seq)] if formers and one.key is not None else []
+                    key = None if change.key is None else f"{number}/{change.key}"
+                    told = [state(world.changes, change.key, seq)] if formers and change.key is not None else []
                     bounds = (world.low, world.high)
-                    events.append(event(key, one.value, seq, world.consumed, *told, bounds=bounds, source=name))
+                    events.append(event(key, change.value, seq, world.consumed, *told, bounds=bounds, source=name))
         numbers = compared(comparison, rows)
         differences = comparison.differences()
         if by_file:
@@ -185,7 +185,7 @@ def test_a_lag_is_never_a_difference(tmp_path_factory: pytest.TempPathFactory, e
         # But of a row that changes, its first change says enough. A TRUNCATE does not.
         _, findings = judged(tmp_path_factory.mktemp("c"), cases, at_once=at_once, known_from=known_from, formers=True)
         assert findings == {}
-        cases = [case for case in cases if all(one.key is not None for one in case[0].changes)]
+        cases = [case for case in cases if all(change.key is not None for change in case[0].changes)]
         verdict, findings = judged(
             tmp_path_factory.mktemp("c"), cases, at_once=at_once, known_from=known_from, formers=True
         )

@@ -61,13 +61,13 @@ def spelled(name: str) -> str:
 
 def staged(folder: Path, number: int, schema: TableSchema, changes: Sequence[Change]) -> Manifest:
     """A batch with one file."""
-    rows = staged_table(schema, [upper(one) for one in changes] if schema is UPPER else changes)
+    rows = staged_table(schema, [upper(change) for change in changes] if schema is UPPER else changes)
     path = folder / f"{number}.parquet"
     pq.write_table(rows, path)
     raw = path.read_bytes()
     part = Part(
         "items", path.name, len(changes), len(raw), hashlib.sha256(raw).hexdigest(), schema.id, changes[0].seq,
-        changes[-1].seq, {}, absent_rows=sum(bool(one.absent) for one in changes),
+        changes[-1].seq, {}, absent_rows=sum(bool(change.absent) for change in changes),
     )  # fmt: skip
     made = made_batches.manifest(number, source="s0", tables={"items": len(changes)}, schemas=[schema])
     return replace(made, parts=(part,))

@@ -87,7 +87,7 @@ def test_a_masked_value_is_the_hash_of_salt_and_text_and_null_stays_null() -> No
 def test_a_masked_value_is_hashed_where_its_column_has_the_type_of_a_hash() -> None:
     token = parse_column_type("char(64)", charset="ascii", collation="ascii_bin")
     assert token == capture(mask="email").shape(PEOPLE).column("email").type
-    columns = tuple(replace(one, type=token) if one.name == "email" else one for one in PEOPLE.columns)
+    columns = tuple(replace(column, type=token) if column.name == "email" else column for column in PEOPLE.columns)
     people = replace(PEOPLE, columns=columns)
     (row,) = rows(capture(mask="email"), Change(people, "u", ROW, ROW | {"email": "before"}))
     assert (row["email"], row["_before"]["email"]) == (hashed("Ü@x"), hashed("before"))
@@ -97,7 +97,7 @@ def test_a_masked_value_is_hashed_where_its_column_has_the_type_of_a_hash() -> N
 def test_a_masked_decimal_is_hashed_with_all_of_its_digits(text: str) -> None:
     """Arrow prints 0E-8, 1E-8 and -1.0E-7."""
     wide = parse_column_type("decimal(20,8)")
-    columns = tuple(replace(one, type=wide) if one.name == "pay" else one for one in PEOPLE.columns)
+    columns = tuple(replace(column, type=wide) if column.name == "pay" else column for column in PEOPLE.columns)
     image = ROW | {"pay": Decimal(text)}
     (row,) = rows(capture(mask="pay"), Change(replace(PEOPLE, columns=columns), "u", image, image))
     assert row["pay"] == row["_before"]["pay"] == hashed(text)

@@ -21,9 +21,9 @@ def test_what_was_read_ahead_is_kept_unless_it_is_longer_than_a_database_takes(l
         offset += length
 
     def statements(after: Position) -> Statements:
-        for one in events:
-            if one.start >= after.offset:
-                yield one, Position(0, BEGIN.file, one.start + one.header.length)
+        for event in events:
+            if event.start >= after.offset:
+                yield event, Position(0, BEGIN.file, event.start + event.header.length)
 
     kept: list[str] = []
     ahead = LogAhead(statements, "", kept.append)

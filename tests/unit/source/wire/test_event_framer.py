@@ -114,7 +114,7 @@ def test_an_error_on_the_way_ahead_comes_after_the_statements_before_it() -> Non
     damaged[-1] ^= 1
     framer = EventFramer(START, "src")
     give(framer, bytes(damaged))
-    ahead = (one for one in framer.statements() if one.header.type == 2)
+    ahead = (statement for statement in framer.statements() if statement.header.type == 2)
     assert next(ahead).body == STATEMENT
     with pytest.raises(DataAtRisk):
         next(ahead)

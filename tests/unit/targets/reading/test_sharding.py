@@ -181,7 +181,7 @@ def _target(connections: int = 1, **rule: object) -> MysqlTarget:
 def test_shards_are_database_major() -> None:
     sharding = {"key": "id", "databases": 2, "tables": 2}
     target = _target(database="{database}_{d}", table="{table}_{t:02d}", sharding=sharding)
-    found = [(one.shard, one.name, one.connection) for one in shard_tables(target, "shop.orders")]
+    found = [(table.shard, table.name, table.connection) for table in shard_tables(target, "shop.orders")]
     assert found == [
         (0, "shop_0.orders_00", 0),
         (1, "shop_0.orders_01", 0),
@@ -193,7 +193,7 @@ def test_shards_are_database_major() -> None:
 def test_each_database_may_have_a_server_of_its_own() -> None:
     sharding = {"key": "id", "databases": 2, "tables": 1}
     target = _target(2, database="db{d}", table="{table}", sharding=sharding)
-    assert [one.connection for one in shard_tables(target, "shop.orders")] == [0, 1]
+    assert [table.connection for table in shard_tables(target, "shop.orders")] == [0, 1]
 
 
 EXACT = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
@@ -244,7 +244,7 @@ def test_connections_that_fit_no_database_are_refused() -> None:
 def test_a_logical_name_without_database_needs_one_in_the_template() -> None:
     with raises(UsageError, "config.invalid"):
         shard_tables(_target(), "orders")
-    assert [one.name for one in shard_tables(_target(database="shop"), "orders")] == ["shop.orders"]
+    assert [table.name for table in shard_tables(_target(database="shop"), "orders")] == ["shop.orders"]
 
 
 FORMER = Sharding.model_validate(
@@ -275,12 +275,14 @@ def test_a_row_that_is_in_the_wrong_former_shard_is_named() -> None:
 def test_the_tables_of_a_former_shard_are_its_successors() -> None:
     rule = {"database": "d{d}", "table": "t{t}", "sharding": FORMER.model_dump()}
     target = MysqlTarget.model_validate({"name": "t", "connections": ["env:T"], "tables": {"o": rule}})
-    found = [(one.shard, one.name, one.placement) for one in shard_tables(target, "o")]
+    found = [(table.shard, table.name, table.placement) for table in shard_tables(target, "o")]
     assert found == [(0, "d0.t3", "shard 3 of 8 by mod(id)"), (1, "d1.t3", "shard 7 of 8 by mod(id)")]
     whole = MysqlTarget.model_validate({
         "name": "t", "connections": ["env:T"], "tables": {"o": {**rule, "sharding": MOD.model_dump()}}
     })  # fmt: skip
-    assert {(one.name, one.placement) for one in shard_tables(whole, "o")} >= {(name, said) for _, name, said in found}
+    assert {(table.name, table.placement) for table in shard_tables(whole, "o")} >= {
+        (name, said) for _, name, said in found
+    }
 
 
 @pytest.mark.parametrize("changed", [{"function": "range", "bounds": [1, 2, 3, 4, 5, 6, 7]}, {"tables": 3},

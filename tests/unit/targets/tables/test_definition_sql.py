@@ -100,8 +100,8 @@ def definition(*columns: ColumnDefinition, **options: object) -> TableDefinition
 
 def origin(found: TableDefinition, key: str = "id", **literals: str) -> Origin:
     columns = tuple(
-        Column(one.name, one.type, one.nullable, 1 if one.name == key else None, bool(one.generated))
-        for one in found.columns
+        Column(column.name, column.type, column.nullable, 1 if column.name == key else None, bool(column.generated))
+        for column in found.columns
     )
     return Origin(TableSchema(found.database, found.table, columns), found, literals)
 
@@ -142,7 +142,7 @@ def test_generated_columns_are_computed_only_by_a_server_of_the_same_kind_from_u
     assert "GENERATED ALWAYS AS ((`n` + 1)) STORED" in planned(origin(found)).create("d", "t")
     assert "GENERATED" not in planned(origin(found), dialect=MARIADB).create("d", "t")
     whole = origin(found)
-    without = replace(whole.schema, columns=tuple(one for one in whole.schema.columns if one.name != "n"))
+    without = replace(whole.schema, columns=tuple(column for column in whole.schema.columns if column.name != "n"))
     left = planned(replace(whole, schema=without))
     assert "GENERATED" not in left.create("d", "t")
     assert any("depends on n, which is excluded or masked" in note for note in left.notes)
@@ -215,10 +215,10 @@ def test_a_table_that_is_like_its_source_differs_in_nothing_that_stops_a_run(
     plan = planned(origin(found, **literals), dialect=dialect)
     key = IndexDefinition("PRIMARY", True, (IndexPart("id"),))
     there = Existing(replace(found, indexes=(key, *found.indexes)), dict(literals))
-    assert [one for one in differences(plan, there) if one.stops] == []
+    assert [difference for difference in differences(plan, there) if difference.stops] == []
     for column in found.columns[1:]:
         lacks = replace(found, columns=tuple(one for one in found.columns if one.name != column.name), indexes=(key,))
-        (missing,) = [one for one in differences(plan, Existing(lacks)) if one.stops]
+        (missing,) = [difference for difference in differences(plan, Existing(lacks)) if difference.stops]
         assert missing.column == column.name
         # Rows that exist have the source's literal default, or null; changes from before the column have null.
         assert missing.safe
