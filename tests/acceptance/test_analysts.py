@@ -72,7 +72,7 @@ def test_each_query_answers_what_the_document_shows(staged: Any, lockstep: Any) 
 def test_each_program_prints_what_the_document_shows(staged: Any, spark: Any) -> None:
     names: dict[str, Any] = {"spark": spark}
     programs = list(recipes("python", "python spark"))
-    assert len(programs) == 4
+    assert len(programs) == 5
     for _, program, expected in programs:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
