@@ -464,7 +464,7 @@ def test_each_program_for_a_lake_prints_what_the_document_shows(lockstep: Any, m
     blocks = re.findall(
         r"^```(python lake|sql lake)\n(.*?)^```\n(?:^```text\n(.*?)^```$)?", DOCUMENT, re.MULTILINE | re.DOTALL
     )
-    assert [kind for kind, _, _ in blocks] == ["python lake"] * 4 + ["sql lake", "python lake"]
+    assert [kind for kind, _, _ in blocks] == ["python lake"] * 5 + ["sql lake", "python lake"]
     names: dict[str, Any] = {}
     for _, program, expected in [block for block in blocks if block[0] == "python lake"]:
         for shown, real in place.items():
