@@ -23,7 +23,7 @@ import pytest
 from cdc_core.errors import RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.operations.copy import watermarks
-from cdc_core.operations.copy.mariadb import checkpoint_ends
+from cdc_core.operations.copy.mariadb import checkpoint_ends, events_from
 from cdc_core.operations.copy.watermarks import high_of, read_view
 from cdc_core.source.host import source_server as server
 from cdc_core.source.host.server_facts import logged_gtids
@@ -266,3 +266,18 @@ def test_an_event_about_log_files_is_known_by_its_end_also_where_it_names_one_wi
         with sql.connect(autocommit=True) as session:
             found = {end for *_, end, _ in events if end and checkpoint_ends(session, Position(0, file, end))}
         assert found == set(ends)
+
+
+def test_statements_that_are_no_utf_8_do_not_hide_the_events_of_a_file() -> None:
+    with MariaDb.start() as sql:
+        sql.run("CREATE DATABASE one", "CREATE TABLE one.t (v VARBINARY(9))")
+        with closing(sql.connect("one", autocommit=True, charset="latin1")) as session, session.cursor() as cursor:
+            cursor.execute("INSERT INTO t VALUES (_binary 'é')")
+        file, end = sql.run("SHOW MASTER STATUS")[0][:2]
+        with closing(sql.connect(autocommit=True, charset="utf8mb4")) as session:
+            events = events_from(session, Position(0, file, end), 4, 20)
+            assert {"Annotate_rows", "Write_rows_v1"} <= {kind for kind, _, _ in events}
+            assert events[-1][2] == end
+            with session.cursor() as cursor:
+                cursor.execute("SELECT 'é'")
+                assert cursor.fetchall() == (("é",),)

@@ -49,7 +49,7 @@ def committed(control: pymysql.Connection, timeline: int) -> Position | None:
     place = min(_asked(control, timeline), _asked(control, timeline))
     if _in_doubt(control, place):
         return None
-    for kind, begin, end in _events(control, place, place.offset, _FIRST_EVENTS):
+    for kind, begin, end in events_from(control, place, place.offset, _FIRST_EVENTS):
         if kind != _CHECKPOINT or begin != place.offset:
             break
         place = replace(place, offset=end)
@@ -85,7 +85,7 @@ def _in_doubt(session: pymysql.Connection, place: Position) -> bool:
     """Whether a Binlog_checkpoint ends at the place, and transactions of the file are, or may be, before it."""
     if not checkpoint_ends(session, place):
         return False
-    first = _events(session, place, 4, _FIRST_EVENTS)
+    first = events_from(session, place, 4, _FIRST_EVENTS)
     before = [kind for kind, begin, _ in first if begin < place.offset]
     return "Gtid" in before or not first or first[-1][2] < place.offset
 
@@ -95,13 +95,14 @@ def checkpoint_ends(session: pymysql.Connection, place: Position) -> bool:
     shorter: the number after 999999 has a digit more."""
     # Header, length and name of the log file, perhaps a checksum: https://mariadb.com/kb/en/binlog_checkpoint_event
     sizes = (19 + 4 + name + checksum for name in (len(place.file), len(place.file) - 1) for checksum in (4, 0))
-    found = (_events(session, place, place.offset - size, 1) for size in sizes)
+    found = (events_from(session, place, place.offset - size, 1) for size in sizes)
     return any(events and events[0][0] == _CHECKPOINT and events[0][2] == place.offset for events in found)
 
 
-def _events(session: pymysql.Connection, place: Position, begin: int, most: int) -> list[tuple[str, int, int]]:
+def events_from(session: pymysql.Connection, place: Position, begin: int, most: int) -> list[tuple[str, int, int]]:
     """(type, where it begins and ends) of the events of the place's file from there on; [] where no event begins."""
     sql = f"SHOW BINLOG EVENTS IN %s FROM {max(begin, 4)} LIMIT {most}"
+    session.use_unicode = False  # the statements of Annotate_rows are bytes, of any character set
     try:
         with session.cursor() as cursor:  # not `query`, which would connect again, without the view
             cursor.execute(sql, (place.file,))
@@ -110,6 +111,8 @@ def _events(session: pymysql.Connection, place: Position, begin: int, most: int)
         if error.args and error.args[0] == ER.ERROR_WHEN_EXECUTING_COMMAND:
             return []
         raise explained(error, sql) from None
+    finally:
+        session.use_unicode = True
 
 
 def _asked(session: pymysql.Connection, timeline: int) -> Position:
