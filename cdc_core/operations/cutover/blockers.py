@@ -68,6 +68,7 @@ def _open(session: Any, reference: str, findings: Findings) -> None:
 
 
 def _prepared(session: Any, reference: str, findings: Findings) -> None:
+    session.use_unicode = False  # the names are bytes, of any kind
     try:
         with session.cursor() as cursor:
             cursor.execute("XA RECOVER")
@@ -79,8 +80,10 @@ def _prepared(session: Any, reference: str, findings: Findings) -> None:
             "GRANT XA_RECOVER_ADMIN ON *.* TO the account; or look yourself (XA RECOVER)",
         )
         return
+    finally:
+        session.use_unicode = True
     for row in found[:_SHOWN]:
-        name = row[3] if isinstance(row[3], str) else bytes(row[3]).decode("utf-8", "replace")
+        name = row[3].decode("utf-8", "replace")
         findings.warn(
             reference,
             f"the XA transaction {name!r} is prepared",
