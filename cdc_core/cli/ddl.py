@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import TargetOption
+from cdc_core.cli.options import TargetOption, read_text
 from cdc_core.cli.output import listing
 from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.errors import UsageError, combined, to_document
@@ -65,7 +65,11 @@ def plan(
 
     with _work(call, target) as work:
         decided = decide(
-            work, _text(file), file.name, "down" if down else "up", Options(canary=canary, copy_with=copy_with)
+            work,
+            read_text(file, "ALTER TABLE statements"),
+            file.name,
+            "down" if down else "up",
+            Options(canary=canary, copy_with=copy_with),
         )
         _answer(call, work, decided)
     call.output.leave(combined(list(decided.problems)) if decided.problems else None)
@@ -124,7 +128,7 @@ def _roll(call: PipelineCall, target: str | None, file: Path | None, direction: 
         if file is None:
             text, name, direction = _kept(work)
         else:
-            text, name = _text(file), file.name
+            text, name = read_text(file, "ALTER TABLE statements"), file.name
         decided = decide(work, text, name, direction, options)
         _answer(call, work, roll(work, decided, lease, options))
 
@@ -150,18 +154,6 @@ def _work(call: PipelineCall, target: str | None) -> Iterator[RolloutWork]:
     chosen = call.pipeline.one_database(target, "lockstep ddl")
     with call.opened() as ready:
         yield RolloutWork(ready, chosen)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}.",
-            where=str(file),
-            code="usage.argument",
-            remedy="give the path of a text file with ALTER TABLE statements",
-        ) from None
 
 
 def _answer(call: PipelineCall, work: RolloutWork, decided: Decided) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cdc_core.cli.options import read_text
 from cdc_core.cli.output import listing
 from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.model.readable import counted
@@ -56,7 +57,7 @@ def forget(
     """
     from cdc_core.operations.forget.forgetting import forget as erase
 
-    lines = [] if keys is None else keys.read_text(encoding="utf-8").splitlines()
+    lines = [] if keys is None else read_text(keys, "keys, one a line").split("\n")
     given = [*(key or ()), *(line for line in lines if line.strip())]
     with call.opened() as ready:
         found = erase(ready, table, given, where=where, although_it_exists=although_it_exists, dry_run=dry_run)

@@ -45,6 +45,19 @@ def require_free(file: Path, *, force: bool) -> None:
         )
 
 
+def read_text(file: Path, what: str) -> str:
+    """Raises UsageError (usage.argument). what: the file should have."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}.",
+            where=str(file),
+            code="usage.argument",
+            remedy=f"give the path of a text file with {what}",
+        ) from None
+
+
 def write_text(file: Path, text: str) -> None:
     """Raises UsageError (usage.output_file)."""
     try:

@@ -259,6 +259,17 @@ def answers(where: str) -> Iterator[None]:
         raise explained(error, where=where) from error
 
 
+@contextmanager
+def bytes_for_texts(connection: pymysql.Connection[Any]) -> Iterator[None]:
+    """Within the block, answers have bytes in place of texts: statements and names of others need not be UTF-8, and
+    PyMySQL takes one that is not for a breach of the protocol."""
+    connection.use_unicode, before = False, connection.use_unicode
+    try:
+        yield
+    finally:
+        connection.use_unicode = before
+
+
 def bytes_literal(value: bytes) -> str:
     """Bytes in a statement, whatever they are."""
     return f"X'{value.hex()}'"

@@ -29,7 +29,7 @@ import pymysql
 from pymysql.constants import ER
 
 from cdc_core.model.position import Position
-from cdc_core.mysql.connections import answers
+from cdc_core.mysql.connections import answers, bytes_for_texts
 from cdc_core.source.host.server_facts import as_text, explained, query
 from cdc_core.source.transactions import prepared_transactions
 
@@ -102,17 +102,16 @@ def checkpoint_ends(session: pymysql.Connection, place: Position) -> bool:
 def events_from(session: pymysql.Connection, place: Position, begin: int, most: int) -> list[tuple[str, int, int]]:
     """(type, where it begins and ends) of the events of the place's file from there on; [] where no event begins."""
     sql = f"SHOW BINLOG EVENTS IN %s FROM {max(begin, 4)} LIMIT {most}"
-    session.use_unicode = False  # the statements of Annotate_rows are bytes, of any character set
     try:
-        with session.cursor() as cursor:  # not `query`, which would connect again, without the view
+        # Annotate_rows have statements in any character set.
+        # Not `query`, which would connect again, without the view.
+        with bytes_for_texts(session), session.cursor() as cursor:
             cursor.execute(sql, (place.file,))
             return [(as_text(kind), int(begin), int(end)) for _, begin, kind, _, end, _ in cursor.fetchall()]
     except pymysql.err.MySQLError as error:
         if error.args and error.args[0] == ER.ERROR_WHEN_EXECUTING_COMMAND:
             return []
         raise explained(error, sql) from None
-    finally:
-        session.use_unicode = True
 
 
 def _asked(session: pymysql.Connection, timeline: int) -> Position:

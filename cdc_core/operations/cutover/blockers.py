@@ -11,7 +11,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.model.readable import counted
-from cdc_core.mysql.connections import shown
+from cdc_core.mysql.connections import bytes_for_texts, shown
 from cdc_core.mysql.server_errors import ErrorKind, kind_of
 from cdc_core.operations.check.findings import Findings
 
@@ -68,9 +68,8 @@ def _open(session: Any, reference: str, findings: Findings) -> None:
 
 
 def _prepared(session: Any, reference: str, findings: Findings) -> None:
-    session.use_unicode = False  # the names are bytes, of any kind
     try:
-        with session.cursor() as cursor:
+        with bytes_for_texts(session), session.cursor() as cursor:
             cursor.execute("XA RECOVER")
             found = list(cursor.fetchall())
     except pymysql.err.MySQLError as error:  # MySQL's code for a lacking privilege is that of damage
@@ -80,8 +79,6 @@ def _prepared(session: Any, reference: str, findings: Findings) -> None:
             "GRANT XA_RECOVER_ADMIN ON *.* TO the account; or look yourself (XA RECOVER)",
         )
         return
-    finally:
-        session.use_unicode = True
     for row in found[:_SHOWN]:
         name = row[3].decode("utf-8", "replace")
         findings.warn(

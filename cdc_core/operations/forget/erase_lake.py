@@ -11,7 +11,7 @@ from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
 from cdc_core.lake.lake_erasure import LakeRows, appoint, expire
 from cdc_core.lake.lake_erasure import find as find_rows
 from cdc_core.lake.lake_schema import CHANGES_KEY
-from cdc_core.lake.lake_tables import changes_of, mirror_rule, tombstones_of
+from cdc_core.lake.lake_tables import changes_of, mirror_rule, require_ours, tombstones_of
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.forget.erase_traces import key_at
 from cdc_core.operations.forget.erased_keys import ErasedKeys
@@ -72,5 +72,6 @@ def find_in_lakes(opened: OpenPipeline, keys: ErasedKeys, schemas: Sequence[Tabl
             beside = [find_rows(catalog.load_table(tombstones_of(name)), key, *wanted)]
             if catalog.table_exists(changes_of(name)):
                 changes = catalog.load_table(changes_of(name))
+                require_ours(changes, rule.logical, rule.owner)
                 beside.append(find_rows(changes, key, *wanted, order=CHANGES_KEY))
         yield LakeTraces(target, mirror, tuple(beside))

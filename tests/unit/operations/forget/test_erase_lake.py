@@ -16,6 +16,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import Refused, UsageError
 from cdc_core.lake import cut_table, data_files, lake_erasure
+from cdc_core.lake.lake_tables import changes_of
 from cdc_core.lake.publication import branch_of, publish
 from cdc_core.lake.snapshots import PLAN, RUN
 from cdc_core.model.cut import Cut, CutTable
@@ -121,6 +122,16 @@ def test_a_row_that_the_lake_shows_is_erased_only_where_it_is_wanted(lake: Lake)
     lake.erase()
     assert [row["note"] for row in lake.made.scanned() if row["id"] == 9] == ["now"]
     assert lake.left() == []
+
+
+def test_a_table_of_others_that_has_the_name_of_a_changes_table_is_left_alone(lake: Lake) -> None:
+    name = changes_of(lake.made.table().name()[-2:])
+    lake.made.catalog.drop_table(name)
+    theirs = lake.made.catalog.create_table(name, pa.schema([("id", pa.int64()), ("note", pa.string())]))
+    theirs.append(pa.table({"id": [9], "note": ["theirs"]}))
+    with raises(Refused, "target.existing", match="t__changes was not made by Lockstep"):
+        lake.erase()
+    assert lake.made.catalog.load_table(name).scan().to_arrow().num_rows == 1
 
 
 def test_rows_whose_changes_were_purged_go_from_the_lake(lake: Lake) -> None:
