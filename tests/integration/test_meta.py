@@ -570,13 +570,13 @@ def test_a_value_goes_from_every_error_that_is_kept_of_its_pipeline_alone(meta: 
         claim(one, "a", [0])
         one.runs.record_failure("a", "no place for c4n4ry", target="t")
         one.failures.keep("plan", "", DataAtRisk("c4n4ry?", where="at c4n4ry", code="c", remedy="look at c4n4ry"))
-        one.told.settle(["p"], {"p": '{"what": "c4n4ry is full", "code": "c"}'})
+        one.told.settle("r", ["p"], {"p": '{"what": "c4n4ry is full", "code": "c"}'})
     assert meta.errors.count(without) == 4
     meta.errors.rewrite(without)
     assert meta.errors.count(without) == 0
     assert "c4n4ry" not in str(rows_of("line", database_url))
     assert str(rows_of("second", database_url)).count("c4n4ry") == 6
-    assert meta.told.settle([], {})[1] == {"p": '{"what": "… is full", "code": "c"}'}
+    assert meta.told.settle("r", [], {})[1] == {"p": '{"what": "… is full", "code": "c"}'}
 
 
 def _claim_in_a_process(url: str, run_id: str, barrier: Any, answers: Any) -> None:

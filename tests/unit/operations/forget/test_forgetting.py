@@ -272,12 +272,12 @@ def test_values_of_the_keys_go_from_the_errors_that_meta_keeps(staged: Staged) -
         f"No place for {long}.", where=f"the row {long[:40]}…", code="target.row_error", remedy=f"{long}?"
     )
     meta.failures.keep("extract", "shop", error)
-    meta.told.settle(["p", "q"], {"p": event % long, "q": event % "Bob"})
+    meta.told.settle("r", ["p", "q"], {"p": event % long, "q": event % "Bob"})
     kinds = [place.kind for place in erase(one, f"name={long}", table="shop.people").places]
     assert kinds == ["staged", "error"]
     (kept,) = meta.failures.find()
     assert (kept.what, kept.where, kept.remedy) == ("No place for ….", "the row …", "…?")
-    assert meta.told.settle([], {})[1] == {"p": event % "…", "q": event % "Bob"}
+    assert meta.told.settle("r", [], {})[1] == {"p": event % "…", "q": event % "Bob"}
 
 
 @pytest.mark.parametrize(
