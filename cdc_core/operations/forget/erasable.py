@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 from cdc_core.errors import Refused, UsageError
+from cdc_core.meta import RunRow, RunState
 from cdc_core.model.block import TableRows
 from cdc_core.model.readable import counted, some_of
 from cdc_core.model.schema import TableSchema
-from cdc_core.operations.apply.compact import ABANDONED_US
+from cdc_core.model.windows import from_us
+from cdc_core.operations.apply.compact import ABANDONED_US, REMOVED_AFTER_US
 from cdc_core.operations.apply.consumed import committed
 from cdc_core.operations.extract.side_by_side import extract_up_to
 from cdc_core.operations.forget.erased_keys import ErasedKeys
@@ -16,6 +20,7 @@ from cdc_core.operations.verify import lookup
 from cdc_core.operations.verify.feeding import read_feeding
 from cdc_core.operations.verify.source_rows import Read, SourceTables, open_source
 from cdc_core.operations.verify.verify_job import WAIT_S
+from cdc_core.stage.objects import find
 
 
 def ask_sources(opened: OpenPipeline, keys: ErasedKeys, *, wait: bool) -> None:
@@ -100,13 +105,19 @@ def require_known(keys: ErasedKeys, found: ErasureFindings) -> None:
 
 def require_idle(opened: OpenPipeline) -> None:
     """No run may be reading the files, and no copy is under way. Raises Refused (stage.not_committed)."""
-    runs = opened.meta.runs.unfinished(opened.meta.now_us() - ABANDONED_US)
-    if runs:
-        raise _not_yet(
-            f"The run {runs[0].run_id} is not finished, and may be reading the files.",
-            f"run {runs[0].run_id}",
-            "let it finish, or repeat it to its end",
-        )
+    now_us = opened.meta.now_us()
+    holding = opened.meta.runs.holding([target.name for target in opened.pipeline.targets])
+    for run in opened.meta.runs.unfinished(now_us - ABANDONED_US):
+        what, where = f"The run {run.run_id} is not finished, and may be reading the files.", f"run {run.run_id}"
+        if run.run_id in holding:
+            raise _not_yet(what, where, "let it finish, or the next run take it over (`lockstep run PIPELINE`)")
+        if run.state is RunState.FAILED:
+            continue  # others have its batches
+        # It ends where its next task would begin; a replay, whose batches nobody takes, with its last.
+        until_us = run.updated_us + (ABANDONED_US if _is_replay(opened, run) else REMOVED_AFTER_US)
+        if until_us > now_us:
+            ends = f"{from_us(until_us):%Y-%m-%d %H:%M} UTC"
+            raise _not_yet(what, where, f"let it finish; if its process is gone, it counts until {ends}")
     for source in opened.pipeline.sources:
         meta = opened.meta
         if meta.copies.find(source.name) or meta.copies.chunks(source.name) or meta.copied.decided(source.name):
@@ -115,6 +126,15 @@ def require_idle(opened: OpenPipeline) -> None:
                 source.name,
                 "finish it: `lockstep snapshot PIPELINE`",
             )
+
+
+def _is_replay(opened: OpenPipeline, run: RunRow) -> bool:
+    """As far as its plan can be read."""
+    plan = find(opened.store, run.plan_path)
+    try:
+        return plan is not None and bool(json.loads(plan)["replay"])
+    except (ValueError, KeyError, TypeError):
+        return True
 
 
 def require_applied(

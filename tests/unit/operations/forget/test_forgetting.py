@@ -16,6 +16,7 @@ from cdc_core.errors import DataAtRisk, LeaseHeld, Refused, RetryLater, UsageErr
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.meta_rows import PlannedRun
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.forget import erasable
 from cdc_core.operations.forget.erased_keys import ErasedKeys, texts_of
 from cdc_core.operations.forget.forgetting import ErasureReport, forget
 from cdc_core.operations.rebuild import rebuild
@@ -368,3 +369,36 @@ def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes
         assert erase(one, "name=ann", *["name=Ann"] * refused, table=table).places
         assert [row["name"] for row in one.changes()[table]] == ["Bob"]
     assert one.problems() == []
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_run_whose_batches_others_have_committed_keeps_no_erasure_waiting_for_ever(
+    staged: Staged, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed, or failed: nobody can repeat a run of the command line, whose id is new each time."""
+    line = staged.line
+    line.plan("first")
+    if failed:
+        line.meta.runs.record_failure("first", "the target is away")
+    one = free(staged)
+    with raises(Refused, "stage.not_committed", match="run first"):
+        erase(replace(one, line=line.with_targets({"name": "t"})), "id=1")
+    line.done("second")
+    if not failed:  # it may be in the middle of a task
+        with raises(Refused, "stage.not_committed", match="run first"):
+            erase(one, "id=1")
+        monkeypatch.setattr(erasable, "REMOVED_AFTER_US", -1)  # it is over
+    assert erase(one, "id=1").places
+
+
+def test_a_replay_whose_batches_nobody_takes_over_counts_longer(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = free(staged)
+    monkeypatch.setattr(erasable, "REMOVED_AFTER_US", -1)
+    one.line.meta.runs.claim(PlannedRun("r", "line", None, "runs/r/p/plan.json", "0", replays=True), ())
+    one.line.store.put("runs/r/p/plan.json", b'{"pipeline": "line", "replay": true}')
+    with raises(Refused, "stage.not_committed", match="run r"):
+        erase(one, "id=1")
+    one.line.store.put("runs/r/p/plan.json", b'{"pipeline": "line", "replay": false}')
+    assert erase(one, "id=1").places
