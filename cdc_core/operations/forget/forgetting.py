@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, UsageError
+from cdc_core.errors import DataAtRisk, LeaseHeld, UsageError
 from cdc_core.meta import Lease
 from cdc_core.meta.task_failures import FORGET
 from cdc_core.model.readable import counted, some_of
@@ -173,8 +173,8 @@ class _Forgetting:
             if known is None:
                 require_known(keys, found)
             require_applied(opened, keys, found, although_it_exists=although_it_exists)
-        except LockstepError:
-            if begun is None:
+        except BaseException:
+            if begun is None:  # nothing was changed
                 record.withdraw(opened.store)
                 opened.meta.failures.clear(FORGET, record.request)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import lockstep
@@ -16,7 +19,7 @@ from cdc_core.errors import DataAtRisk, LeaseHeld, Refused, RetryLater, UsageErr
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.meta_rows import PlannedRun
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.operations.forget import erasable
+from cdc_core.operations.forget import erasable, forgetting
 from cdc_core.operations.forget.erased_keys import ErasedKeys, texts_of
 from cdc_core.operations.forget.forgetting import ErasureReport, forget
 from cdc_core.operations.rebuild import rebuild
@@ -402,3 +405,32 @@ def test_a_replay_whose_batches_nobody_takes_over_counts_longer(
         erase(one, "id=1")
     one.line.store.put("runs/r/p/plan.json", b'{"pipeline": "line", "replay": false}')
     assert erase(one, "id=1").places
+
+
+def test_half_a_file_of_a_run_that_was_killed_goes_and_the_whole_ones_of_other_rows_stay(staged: Staged) -> None:
+    one, store = lives(staged), staged.line.store
+    folder = "runs/killed/plan/merged/set=1/cdc_table=shop.orders"
+    whole = io.BytesIO()
+    pq.write_table(pa.table({"id": [5], "note": ["n"]}), whole)
+    store.put(f"{folder}/part-1.parquet", whole.getvalue())
+    store.put(f"{folder}/part-2.parquet", b"PAR1 canary")
+    assert ("run", 0) in [(place.kind, place.rows) for place in erase(one, "id=9", dry_run=True).places]
+    erase(one, "id=9")
+    assert canaries(one) == []
+    assert one.paths("runs/") == [f"{folder}/part-1.parquet"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_whatever_ends_an_erasure_before_it_changes_anything_no_run_waits_for_it(
+    staged: Staged, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(staged)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(forgetting, "find_places", fail)
+    with pytest.raises(error):
+        erase(one, "id=9")
+    assert list(erasures.unended(one.line.store)) == []
+    assert one.line.meta.failures.find() == ()
