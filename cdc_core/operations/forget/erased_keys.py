@@ -114,12 +114,14 @@ class ErasedKeys:
 
     @cached_property
     def _values(self) -> list[tuple[str, str]]:
-        """Each value of a key, and what may follow it in texts, by a scale or by fractions of a second."""
+        """Each value of a key as texts have it, also beside others of a key (`row_keys`), and what may follow it, by a
+        scale or by fractions of a second."""
         found = {
-            (value, _DIGITS.get(column.type.base, ""))
+            (spelled, _DIGITS.get(column.type.base, ""))
             for text in self.texts
             for column, value in zip(self.columns, values_of(text), strict=True)
             if value
+            for spelled in (value, value.replace("\\", "\\\\").replace(",", "\\,"))
         }
         return sorted(found, key=lambda one: (-len(one[0]), one))
 

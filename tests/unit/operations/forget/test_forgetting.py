@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pymysql.err import OperationalError
 
 import lockstep
 from cdc_core.errors import DataAtRisk, LeaseHeld, Refused, RetryLater, UsageError
@@ -24,6 +26,10 @@ from cdc_core.operations.forget.erased_keys import ErasedKeys, texts_of
 from cdc_core.operations.forget.forgetting import ErasureReport, forget
 from cdc_core.operations.rebuild import rebuild
 from cdc_core.stage import erasures, manifest
+from cdc_core.targets.reading.table_facts import TableFacts
+from cdc_core.targets.tables.target_keys import key_collapse
+from cdc_core.targets.tables.text_columns import row_keys
+from cdc_core.targets.writing.load import rejected
 from tests.integration.test_canaries import seen, written
 from tests.lab.made_blocks import Made
 from tests.lab.made_line import Line
@@ -372,6 +378,26 @@ def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes
         assert erase(one, "name=ann", *["name=Ann"] * refused, table=table).places
         assert [row["name"] for row in one.changes()[table]] == ["Bob"]
     assert one.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        (("Smith, Zoe", "7"), ("varchar", "int")),
+        (("CORP\\zoe,b", "7"), ("varchar", "int")),
+        (("CORP\\zoe", "7"), ("varchar", "int")),
+        (("CORP\\zoe",), ("varchar",)),
+    ],
+)
+def test_values_go_from_errors_as_keys_are_shown_there(values: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    columns = tuple(Column(f"c{at}", ColumnType(kind, length=20), False, at + 1) for at, kind in enumerate(kinds))
+    row = pa.RecordBatch.from_arrays([pa.array([value]) for value in values], names=[one.name for one in columns])
+    (key,) = row_keys(row, row.schema.names).to_pylist()
+    given = json.dumps(dict(zip(row.schema.names, values, strict=True)))
+    keys = ErasedKeys("t", columns, texts_of([given], columns))
+    facts = TableFacts("shop", "t", (), ())
+    said = str(rejected(facts, key.encode(), OperationalError(1, "no"))) + str(key_collapse(facts, key.encode(), b""))
+    assert all(value not in keys.without_values(said) for value in ("Smith", "CORP", "zoe", "Zoe"))
 
 
 @pytest.mark.parametrize("failed", [True, False])
