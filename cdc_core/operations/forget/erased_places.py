@@ -64,7 +64,9 @@ class ErasureFindings:
         found += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
         found += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
         found += [
-            ErasedPlace("tombstone", trace.target, len(trace.tombstones)) for trace in self.traces if trace.tombstones
+            ErasedPlace("tombstone", trace.target, len(trace.of_gone_rows))
+            for trace in self.traces
+            if trace.of_gone_rows
         ]
         found += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
         found += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
