@@ -17,7 +17,9 @@ import pyarrow.parquet as pq
 from cdc_core.model.paths import segment
 from cdc_core.model.run_plan import PLAN, RUNS
 from cdc_core.operations.forget.erased_keys import ErasedKeys
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.verify import evidence
+from cdc_core.stage.layout import ERASURES, manifests_prefix
 from cdc_core.stage.objects import ObjectStore, find
 
 _ROWS = 50_000
@@ -83,6 +85,19 @@ def find_evidence(store: ObjectStore, pipeline: str, keys: ErasedKeys) -> Iterat
         found = sum(keys.has(finding["key"]) for table in tables for finding in table["findings"])
         if found and document["pipeline"] == pipeline:
             yield info.path, found
+
+
+def discard_temporary(opened: OpenPipeline) -> None:
+    """Removes what killed writers have left of documents with keys: manifests, evidence, records of erasures. Nobody
+    else writes those of this pipeline now."""
+    folders = (
+        *(manifests_prefix(source.name) for source in opened.pipeline.sources),
+        *(evidence.folder_of(target.name) for target in opened.pipeline.targets),
+        ERASURES,
+    )
+    for leftover in opened.store.leftovers():
+        if not leftover.upload and leftover.path.startswith(folders):
+            opened.store.discard(leftover)
 
 
 def erase_evidence(store: ObjectStore, path: str, keys: ErasedKeys) -> None:

@@ -7,7 +7,8 @@
     asked       no run is under way and no copy; every target has committed the changes, and has none of the rows;
                 each change is about the named keys alone. Otherwise nothing was changed, and the record goes again
     staged      files, records, manifests and meta (`erase_staged`)
-    derived     files of runs, findings, what interrupted verifications keep (`erase_derived`)
+    derived     files of runs, findings, what interrupted verifications keep, and what was read ahead of the logs
+                (`erase_derived`)
     traces      tombstones in targets (`erase_traces`), snapshots of lakes (`erase_lake`), and values of the keys in
                 errors that meta keeps
     proof       everything is read again: no row of the keys is left
@@ -218,6 +219,9 @@ class _Forgetting:
                 self.opened.store.delete(path)
         for path, _ in found.evidence:
             erase_derived.erase_evidence(self.opened.store, path, self.keys)
+        erase_derived.discard_temporary(self.opened)
+        for lease in leases.extractors.values():  # which costs only time
+            self.opened.meta.positions.keep_read_ahead(lease, "")
         for target, lease in leases.verifiers.items():
             known = self.opened.meta.verifications.find(target)
             if known is not None and known.progress:

@@ -460,3 +460,15 @@ def test_whatever_ends_an_erasure_before_it_changes_anything_no_run_waits_for_it
         erase(one, "id=9")
     assert list(erasures.unended(one.line.store)) == []
     assert one.line.meta.failures.find() == ()
+
+
+def test_nothing_is_left_of_what_was_read_ahead_or_of_documents_that_were_half_written(staged: Staged) -> None:
+    lease = staged.line.leases["shop"]
+    staged.line.meta.positions.keep_read_ahead(lease, "c4n4ry")
+    one = lives(staged)
+    for folder in ("manifests/shop", "erasures"):
+        (one.root / "stage" / folder).mkdir(exist_ok=True)
+        (one.root / "stage" / folder / ".tmp-1").write_text("canary")
+    erase(one, "id=9")
+    assert one.line.meta.positions.read_ahead("shop") == ""
+    assert canaries(one) == []
