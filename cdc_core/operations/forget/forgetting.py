@@ -197,7 +197,7 @@ class _Forgetting:
         rows = self._require_gone(record.request, sessions)
         for other in former:
             if other.request != record.request:
-                whole = bool(other.found) and keys.texts.issuperset(other.found)
+                whole = bool(other.found) and other.table == keys.table and keys.texts.issuperset(other.found)
                 replace(other, ended_us=opened.meta.now_us(), whole=whole).end(opened.store)
                 opened.meta.failures.clear(FORGET, other.request)
                 if not whole:

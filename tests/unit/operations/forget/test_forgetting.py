@@ -462,6 +462,19 @@ def test_whatever_ends_an_erasure_before_it_changes_anything_no_run_waits_for_it
     assert one.line.meta.failures.find() == ()
 
 
+def test_an_erasure_of_the_same_values_in_another_table_does_not_end_one_as_whole(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = free(staged)
+    with monkeypatch.context() as patched:
+        patched.setattr(Batches, "renew", DyingStore(None, 0).around(Batches.renew))
+        with pytest.raises(Killed):
+            erase(one, table="shop.items", where="id = 1")
+    erase(one, "id=1")
+    records = [erasures.read(one.line.store, Path(path).stem, ended=True) for path in one.paths("erased/")]
+    assert {record.table: record.whole for record in records if record} == {"shop.items": False, ORDERS: True}
+
+
 def test_nothing_is_left_of_what_was_read_ahead_or_of_documents_that_were_half_written(staged: Staged) -> None:
     lease = staged.line.leases["shop"]
     staged.line.meta.positions.keep_read_ahead(lease, "c4n4ry")
