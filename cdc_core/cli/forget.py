@@ -57,7 +57,7 @@ def forget(
     """
     from cdc_core.operations.forget.forgetting import forget as erase
 
-    lines = [] if keys is None else read_text(keys, "keys, one a line").split("\n")
+    lines = [] if keys is None else read_text(keys, "keys, one a line").replace("\r\n", "\n").split("\n")
     given = [*(key or ()), *(line for line in lines if line.strip())]
     with call.opened() as ready:
         found = erase(ready, table, given, where=where, although_it_exists=although_it_exists, dry_run=dry_run)

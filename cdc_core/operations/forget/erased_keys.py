@@ -22,7 +22,7 @@ from cdc_core.history.codes import whole
 from cdc_core.history.events import LOST
 from cdc_core.history.rule import TableRule
 from cdc_core.model.batch import Part
-from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES, Column, TableSchema
+from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, TableSchema
 from cdc_core.model.staged_columns import BEFORE, OP, ROW, SEQ, TRUNCATE
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.repair.repaired_keys import LOOKED_UP
@@ -38,6 +38,12 @@ log = logging.getLogger(__name__)
 
 _INEXACT = frozenset({"float", "double"})
 _DIGITS = dict.fromkeys(("decimal", "datetime", "timestamp", "time"), r"(?:\.0+)?")
+_DATE, _TIME = r"\d{4}-\d\d-\d\d", r"\d\d:\d\d:\d\d(\.\d+)?"
+_FORMS = {
+    "decimal": r"-?\d+(\.\d+)?", "date": _DATE, **dict.fromkeys(("datetime", "timestamp"), f"{_DATE} {_TIME}"),
+    "time": rf"-?\d?{_TIME}", "binary": r"([0-9A-F]{2})*",
+}  # fmt: skip
+"""Of canonical texts, by type. Other types take any text."""
 _LONG = 6
 """Characters of a value that no other text has by chance."""
 CUT = "…"
@@ -227,17 +233,17 @@ def _text(given: str, columns: Sequence[Column]) -> str:
     if set(values) != set(names):
         raise _not_a_key(given, columns)
     texts = [canonical_text(values[name], column.type) for name, column in zip(names, columns, strict=True)]
-    for column, text in zip(columns, texts, strict=True):
-        if column.type.base in INTEGER_BYTES and text != _integer(text):
-            raise _not_a_key(given, columns)
+    if not all(_is_value(text, column.type.base) for column, text in zip(columns, texts, strict=True)):
+        raise _not_a_key(given, columns)
     return key_text(texts)
 
 
-def _integer(text: str) -> str:
-    try:
-        return str(int(text))
-    except ValueError:
-        return ""
+def _is_value(text: str, base: str) -> bool:
+    """Whether rows may have this canonical text."""
+    if base in INTEGER_BYTES or base in ("bit", "year"):
+        return re.fullmatch(r"0|-?[1-9]\d*", text) is not None
+    form = _FORMS.get("binary" if base in BINARY_BASES else base)
+    return form is None or re.fullmatch(form, text) is not None
 
 
 def _values(given: str, columns: int) -> dict[str, str]:

@@ -485,3 +485,25 @@ def test_nothing_is_left_of_what_was_read_ahead_or_of_documents_that_were_half_w
     erase(one, "id=9")
     assert one.line.meta.positions.read_ahead("shop") == ""
     assert canaries(one) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "others"),
+    [
+        ("int", ("0", "-7", "42"), ("007", "+7", "7.0", "-0", "7 ", "seven", "")),
+        ("decimal", ("1.50", "-0.5", "7"), ("1,5", "abc", "0x7", "")),
+        ("date", ("2024-01-05", "2024-02-31"), ("2024-1-5", "5.1.2024", "2024-01-05 00:00:00", "abc")),
+        ("datetime", ("2024-01-05 10:00:00", "2024-01-05 10:00:00.500"), ("2024-01-05", "2024-01-05T10:00:00")),
+        ("time", ("10:00:00", "-838:59:59"), ("10:00", "1:00:00")),
+        ("varbinary", ("00ff", "00FF", ""), ("0xff", "f", "zz")),
+        ("year", ("2024",), ("24x", "'24")),
+        ("varchar", ("", "7 ", "a=b"), ()),
+    ],
+)
+def test_a_value_that_no_row_can_have_is_no_key(kind: str, values: tuple[str, ...], others: tuple[str, ...]) -> None:
+    """It is the caller's mistake, and none of Lockstep's: no server is asked for it."""
+    columns = (Column("k", ColumnType(kind, precision=9, scale=2, length=9), False, 1),)
+    assert len(texts_of([f"k={value}" for value in values], columns)) == len({value.upper() for value in values})
+    for value in others:
+        with raises(UsageError, "usage.argument"):
+            texts_of([f"k={value}"], columns)
