@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import RunRow, RunState
@@ -75,32 +76,29 @@ def _asked(source: SourceTables, schema: TableSchema, keys: ErasedKeys) -> list[
 
 
 def require_alone(keys: ErasedKeys, found: ErasureFindings) -> None:
-    """Each change is about the named keys alone. Raises Refused (stage.key)."""
+    """Each change is about the named keys alone. Raises Refused (stage.key), UsageError (usage.unknown_name)."""
     others = {text for one in found.staged for file in one.files.values() for text in file.found.others}
-    others -= keys.texts
-    if others:
-        raise Refused(
-            f"Rows of {keys.table} had one of these keys and also another one: before it, after it, or in letters of "
-            "another case.",
-            where=keys.table,
-            code="stage.key",
-            remedy="name both keys, if all rows that ever had them are to be erased: "
-            + some_of([f"--key {keys.shown(text)}" for text in sorted(others)], 20, "keys"),
-        )
+    others = others.union(*(lake.others for lake in found.lakes)) - keys.texts
+    if not others:
+        return
+    unknown = keys.texts - found.keys
+    alike = {text.lower() for text in unknown}
+    if meant := [f"--key {keys.shown(text)}" for text in sorted(others) if text.lower() in alike]:
+        raise _unknown(keys, unknown, f"write it in the letters that its rows have: {some_of(meant, 20)}")
+    raise Refused(
+        f"Rows of {keys.table} had one of these keys and also another one: before it, after it, or in letters of "
+        "another case.",
+        where=keys.table,
+        code="stage.key",
+        remedy="name both keys, if all rows that ever had them are to be erased: "
+        + some_of([f"--key {keys.shown(text)}" for text in sorted(others)], 20, "keys"),
+    )
 
 
 def require_known(keys: ErasedKeys, found: ErasureFindings) -> None:
     """Raises UsageError (usage.unknown_name) for a key that nothing has: it may be misspelled."""
-    there = {text for one in found.staged for file in one.files.values() for text in file.found.keys}
-    unknown = keys.texts - there - {held.key for trace in found.traces for held in trace.rows}
-    if unknown and not any(lake.places for lake in found.lakes):  # which do not say whose rows they are
-        shown = some_of([keys.shown(text) for text in sorted(unknown)], 5)
-        raise UsageError(
-            f"Nothing has rows of {keys.table} with the key {shown}. Nothing was erased.",
-            where="--key",
-            code="usage.unknown_name",
-            remedy="write the values as the staged files have them, which `stage sql` shows",
-        )
+    if unknown := keys.texts - found.keys:
+        raise _unknown(keys, unknown, "write the values as the staged files have them, which `stage sql` shows")
 
 
 def require_idle(opened: OpenPipeline) -> None:
@@ -155,6 +153,16 @@ def require_applied(
                 target,
                 "apply the deletes (`lockstep run PIPELINE`), or delete rows there that somebody else wrote",
             )
+
+
+def _unknown(keys: ErasedKeys, texts: Collection[str], remedy: str) -> UsageError:
+    shown = some_of([keys.shown(text) for text in sorted(texts)], 5)
+    return UsageError(
+        f"Nothing has rows of {keys.table} with the key {shown}. Nothing was erased.",
+        where="--key",
+        code="usage.unknown_name",
+        remedy=remedy,
+    )
 
 
 def _not_yet(what: str, where: str, remedy: str) -> Refused:

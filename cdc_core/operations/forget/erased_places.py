@@ -73,6 +73,14 @@ class ErasureFindings:
         return tuple(found)
 
     @property
+    def keys(self) -> set[str]:
+        """Those of the keys that the stage, a target or a lake has rows of."""
+        staged = {text for one in self.staged for file in one.files.values() for text in file.found.keys}
+        return staged.union(
+            (held.key for trace in self.traces for held in trace.rows), *(lake.keys for lake in self.lakes)
+        )
+
+    @property
     def present(self) -> dict[str, int]:
         """By target, how many of its rows have the keys now."""
         found = {trace.target: sum(each.row is not None for each in trace.rows) for trace in self.traces}

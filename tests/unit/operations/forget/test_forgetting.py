@@ -380,6 +380,18 @@ def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes
     assert one.problems() == []
 
 
+def test_a_key_in_other_letters_than_its_rows_have_is_refused_with_theirs(staged: Staged) -> None:
+    kind = ColumnType("varchar", length=20, charset="utf8mb4", collation="utf8mb4_general_ci")
+    people = TableSchema("shop", "people", (Column("name", kind, False, 1), NOTE))
+    staged.stage(40 * HOUR_US, Made([insert_row("ann", schema=people)], ts=40 * HOUR_US + 1))  # type: ignore[arg-type]
+    one = free(staged)
+    for dry_run in (True, False):
+        with raises(UsageError, "usage.unknown_name", match="name=ANN") as caught:
+            erase(one, "name=ANN", table="shop.people", dry_run=dry_run)
+        assert "--key name=ann" in caught.value.remedy
+    assert erase(one, "name=ann", table="shop.people").places
+
+
 @pytest.mark.parametrize(
     ("values", "kinds"),
     [
