@@ -83,15 +83,14 @@ def require_alone(keys: ErasedKeys, found: ErasureFindings) -> None:
         return
     unknown = keys.texts - found.keys
     alike = {text.lower() for text in unknown}
-    if meant := [f"--key {keys.shown(text)}" for text in sorted(others) if text.lower() in alike]:
-        raise _unknown(keys, unknown, f"write it in the letters that its rows have: {some_of(meant, 20)}")
+    if meant := [text for text in others if text.lower() in alike]:
+        raise _unknown(keys, unknown, f"write it in the letters that its rows have: {keys.options(meant)}")
     raise Refused(
         f"Rows of {keys.table} had one of these keys and also another one: before it, after it, or in letters of "
         "another case.",
         where=keys.table,
         code="stage.key",
-        remedy="name both keys, if all rows that ever had them are to be erased: "
-        + some_of([f"--key {keys.shown(text)}" for text in sorted(others)], 20, "keys"),
+        remedy=f"name both keys, if all rows that ever had them are to be erased: {keys.options(others)}",
     )
 
 

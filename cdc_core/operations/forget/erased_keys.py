@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -46,6 +47,7 @@ _FORMS = {
 """Of canonical texts, by type. Other types take any text."""
 _LONG = 6
 """Characters of a value that no other text has by chance."""
+_MOST_OPTIONS = 20
 CUT = "…"
 """After a key that is too long for an error."""
 
@@ -89,6 +91,18 @@ class ErasedKeys:
     def shown(self, text: str) -> str:
         """A key, for people."""
         return ", ".join(f"{name}={value}" for name, value in zip(self.key, values_of(text), strict=True))
+
+    def options(self, texts: Collection[str]) -> str:
+        """Keys, as options of a command line."""
+        left = f" and {len(texts) - _MOST_OPTIONS:,} more keys" if len(texts) > _MOST_OPTIONS else ""
+        return " ".join(map(self._option, sorted(texts)[:_MOST_OPTIONS])) + left
+
+    def _option(self, text: str) -> str:
+        values = dict(zip(self.key, values_of(text), strict=True))
+        given = ",".join(f"{name}={value}" for name, value in values.items())
+        if given.count(",") >= len(values) > 1:
+            given = json.dumps(values, ensure_ascii=False)
+        return f"--key {shlex.quote(given)}"
 
     def changes_in(self, store: ObjectStore, part: Part, schema: TableSchema) -> ChangesFound:
         """Raises DataAtRisk (stage.damaged), Refused (stage.key)."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from cdc_core.targets.tables.target_keys import key_collapse
 from cdc_core.targets.tables.text_columns import row_keys
 from cdc_core.targets.writing.load import rejected
 from tests.integration.test_canaries import seen, written
-from tests.lab.made_blocks import Made
+from tests.lab.made_blocks import Change, Made
 from tests.lab.made_line import Line
 from tests.lab.made_stages import KEYLESS, NOTE
 from tests.lab.made_stages import insert as insert_row
@@ -378,6 +380,23 @@ def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes
         assert erase(one, "name=ann", *["name=Ann"] * refused, table=table).places
         assert [row["name"] for row in one.changes()[table]] == ["Bob"]
     assert one.problems() == []
+
+
+def test_other_keys_are_named_as_a_command_line_takes_them(staged: Staged) -> None:
+    text = ColumnType("varchar", length=60, charset="utf8mb4", collation="utf8mb4_bin")
+    columns = (Column("name", text, False, 1), Column("part", ColumnType("int"), False, 2))
+    people = TableSchema("shop", "people", (*columns, NOTE))
+    names = ["Smith, Ann", 'O\'Brien "x"', "two words"]
+    rows = [{"name": name, "part": at, "note": "n"} for at, name in enumerate(names)]
+    changes = [Change(people, "c", rows[0]), *(Change(people, "u", now, was) for was, now in pairwise(rows))]
+    staged.stage(40 * HOUR_US, *(Made([change], ts=40 * HOUR_US + 1) for change in changes))
+    one, given = free(staged), [json.dumps({"name": names[1], "part": 1})]
+    with raises(Refused, "stage.key") as caught:
+        erase(one, *given, table="shop.people")
+    options = shlex.split(caught.value.remedy.partition(": ")[2])
+    assert options[::2] == ["--key"] * 2
+    erase(one, *given, *options[1::2], table="shop.people")
+    assert one.changes()["shop.people"] == []
 
 
 def test_a_key_in_other_letters_than_its_rows_have_is_refused_with_theirs(staged: Staged) -> None:
