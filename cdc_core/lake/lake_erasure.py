@@ -243,8 +243,8 @@ def appoint(found: LakeRows, cuts: Collection[int]) -> dict[int, int]:
     for number in sorted(named & found.snapshots.keys()):
         table = table.catalog.load_table(table.name())
         snapshot = table.metadata.snapshot_by_id(number)
-        assert snapshot is not None  # it was found there
-        _appoint(table, snapshot, found, made)
+        if snapshot is not None:  # else a maintenance has expired it meanwhile
+            _appoint(table, snapshot, found, made)
     return heirs(table.catalog.load_table(table.name()))
 
 
