@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from lockstep.airflow import Apply, Extract, Snapshot, Verify, pipeline_tasks
 from lockstep_airflow.run_context import is_dry_run, run_name_of
 from tests.dags.airflow_line import AirflowLine, fill
 from tests.dags.task_context import task_context
+from tests.dags.test_dag_files import HEAVY
 from tests.dags.test_plan_task import NOW, staged_line
 
 OF_OTHERS = """
@@ -64,6 +66,12 @@ def test_a_group_has_the_tasks_of_the_pipelines_dag_and_each_knows_its_plan(
     assert (tasks["others.merge"].plan_task, tasks["others.to_main.commit"].plan_task) == ("others.plan",) * 2
     assert tasks["shop.plan"].target_tasks == {"main": [f"shop.{one}" for one in TO_MAIN]}
     assert {task.retries for task in made.tasks} == {5}, "as the pipeline file says"
+
+
+def test_a_file_that_imports_them_is_parsed_without_anything_heavy() -> None:
+    program = "import json, sys, lockstep.airflow; print(json.dumps([name for name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert set(json.loads(done.stdout.splitlines()[-1])).isdisjoint(HEAVY)
 
 
 def test_parts_of_a_pipeline_are_groups_that_can_be_put_in_any_order(write_pipeline: Callable[..., Path]) -> None:
