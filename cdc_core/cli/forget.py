@@ -69,6 +69,7 @@ def forget(
         "dry_run": dry_run,
         "places": places,
         "other_sources": list(found.others),
+        "other_tables": list(found.also),
     }
     title = f"{counted(found.keys, 'key')} of {table}: {'found in' if dry_run else 'erased from'}"
     call.answer(document, listing(title, places, "kind where rows") if places else "Nothing has rows of these keys.")
@@ -78,4 +79,6 @@ def forget(
         call.output.note(
             f"not erased: files of {table} from {source or 'elsewhere'}, which is not a source of this pipeline"
         )
+    if found.also:
+        call.output.note(f"not erased: {', '.join(found.also)}, which the same source tables feed: erase there, too")
     call.output.note("not looked at: your logs and exports, and backups of the stage and of the meta database")

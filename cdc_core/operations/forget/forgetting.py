@@ -59,13 +59,15 @@ from cdc_core.stage.layout import parse_part
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
     """request: id of the record. others: sources that the pipeline does not have, and whose files of the table were not
-    looked at; "" for files that no source has written."""
+    looked at; "" for files that no source has written. also: other logical tables that source tables of this one feed,
+    which have the rows, too."""
 
     request: str
     table: str
     keys: int
     places: tuple[ErasedPlace, ...]
     others: tuple[str, ...]
+    also: tuple[str, ...] = ()
 
 
 def forget(
@@ -210,8 +212,9 @@ class _Forgetting:
         keys, opened = self.keys, self.opened
         own = {source.name for source in opened.pipeline.sources}
         others = sorted({source for _, source in staged_paths(opened, keys.table)} - own)
-        request = keys.sha256(opened.name)
-        return ErasureReport(request[:ID_CHARS], keys.table, len(keys.texts), found.places, tuple(others))
+        also = sorted({table for one in found.staged for table in one.fed} - {keys.table})
+        request = keys.sha256(opened.name)[:ID_CHARS]
+        return ErasureReport(request, keys.table, len(keys.texts), found.places, tuple(others), tuple(also))
 
     def _erase_derived(self, found: ErasureFindings, leases: _Leases) -> None:
         for run in found.runs:
