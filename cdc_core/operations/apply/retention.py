@@ -97,9 +97,7 @@ def purge(opened: OpenPipeline, *, cutoff_us: int, forget_us: int | None = None,
         with turn_at(opened) as turn:
             found = [_move_horizon(opened, source.name, cutoff_us, turn) for source in opened.pipeline.sources]
             batches = opened.meta.batches.forget(_positions(found), before_us)
-        for one in found:
-            if one.horizon is not None:
-                _delete_before(opened.store, one.horizon)
+        finish(opened)
     runs = _old_runs(opened, cutoff_us)
     if not dry_run:
         for done, paths in enumerate(runs.values()):
@@ -108,6 +106,14 @@ def purge(opened: OpenPipeline, *, cutoff_us: int, forget_us: int | None = None,
                     opened.store.delete(path)
     forgotten = opened.meta.runs.forget(before_us, dry_run=dry_run)
     return Purged(tuple(found), tuple(runs), batches, forgotten)
+
+
+def finish(opened: OpenPipeline) -> None:
+    """Removes the files of all that is purged, also what purges that were killed have left. Raises what the stage
+    raises."""
+    for source in opened.pipeline.sources:
+        if (horizon := horizons.read(opened.store, source.name)) is not None:
+            _delete_before(opened.store, horizon)
 
 
 def sweep(

@@ -29,6 +29,7 @@ from cdc_core.errors import DataAtRisk, LeaseHeld, UsageError
 from cdc_core.meta import Lease
 from cdc_core.meta.task_failures import FORGET
 from cdc_core.model.readable import counted, some_of
+from cdc_core.operations.apply import retention
 from cdc_core.operations.apply.turn import turn_at
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.forget import erase_derived, erase_staged
@@ -171,6 +172,7 @@ class _Forgetting:
         opened.meta.failures.keep(FORGET, record.request, erasures.under_way(opened.store, record))
         try:
             require_idle(opened)
+            retention.finish(opened)  # purged files with these rows may be left
             found = find_places(opened, keys, sessions)
             require_alone(keys, found)
             if known is None:

@@ -23,6 +23,7 @@ from cdc_core.errors import DataAtRisk, LeaseHeld, Refused, RetryLater, UsageErr
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.meta_rows import PlannedRun
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.apply import retention
 from cdc_core.operations.forget import erasable, forgetting
 from cdc_core.operations.forget.erased_keys import ErasedKeys, texts_of
 from cdc_core.operations.forget.forgetting import ErasureReport, forget
@@ -462,6 +463,22 @@ def test_a_replay_whose_batches_nobody_takes_over_counts_longer(
         erase(one, "id=1")
     one.line.store.put("runs/r/p/plan.json", b'{"pipeline": "line", "replay": false}')
     assert erase(one, "id=1").places
+
+
+def test_files_that_a_killed_purge_has_left_are_gone_after_an_erasure(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(staged)
+    compacted(one)
+    with monkeypatch.context() as patched:
+        patched.setattr(retention, "_delete_before", DyingStore(None, 0).around(retention._delete_before))
+        with pytest.raises(Killed):
+            retention.purge(opened_line(one.line), cutoff_us=1 << 60)
+    assert canaries(one)
+    with raises(UsageError, "usage.unknown_name"):
+        erase(one, "id=9")
+    assert canaries(one) == []
+    assert len(one.paths("manifests/")) == 1
 
 
 def test_half_a_file_of_a_run_that_was_killed_goes_and_the_whole_ones_of_other_rows_stay(staged: Staged) -> None:
