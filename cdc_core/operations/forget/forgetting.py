@@ -154,9 +154,9 @@ class _Forgetting:
             extractors[source.name] = held.enter_context(
                 opened.meta.leases.held(source.name, opened.holder, lease_s, taken=taken)
             )
-        verifiers = {
-            target.name: held.enter_context(verifier_lease(opened, target.name)) for target in opened.pipeline.targets
-        }
+        begun = [one.target for one in opened.meta.verifications.all() if one.progress]  # some of former targets
+        names = dict.fromkeys([*(target.name for target in opened.pipeline.targets), *begun])
+        verifiers = {name: held.enter_context(verifier_lease(opened, name)) for name in names}
         return _Leases(turn, extractors, copiers, verifiers)
 
     def erase(self, leases: _Leases, sessions: TargetTables, *, although_it_exists: bool) -> ErasureReport:

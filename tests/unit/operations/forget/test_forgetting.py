@@ -28,6 +28,7 @@ from cdc_core.operations.forget import erasable, forgetting
 from cdc_core.operations.forget.erased_keys import ErasedKeys, texts_of
 from cdc_core.operations.forget.forgetting import ErasureReport, forget
 from cdc_core.operations.rebuild import rebuild
+from cdc_core.operations.verify.verify_job import verifier_lease
 from cdc_core.stage import erasures, manifest
 from cdc_core.targets.reading.table_facts import TableFacts
 from cdc_core.targets.tables.target_keys import key_collapse
@@ -479,6 +480,14 @@ def test_files_that_a_killed_purge_has_left_are_gone_after_an_erasure(
         erase(one, "id=9")
     assert canaries(one) == []
     assert len(one.paths("manifests/")) == 1
+
+
+def test_nothing_is_left_of_an_interrupted_verification_of_a_former_target(staged: Staged) -> None:
+    one = lives(staged)
+    with verifier_lease(opened_line(one.line), "former") as lease:
+        one.line.meta.verifications.keep_progress(lease, "former", '{"first": "canary"}')
+    erase(one, "id=9")
+    assert [known.progress for known in one.line.meta.verifications.all()] == [""]
 
 
 def test_half_a_file_of_a_run_that_was_killed_goes_and_the_whole_ones_of_other_rows_stay(staged: Staged) -> None:
