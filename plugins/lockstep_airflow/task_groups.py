@@ -77,6 +77,7 @@ class ApplyTasks(_PipelineGroup):
     """Applies what is staged of the window to each target: plan, merge, filter, write, quality, commit."""
 
     def spec(self, pipeline: Pipeline, file: Path) -> DagSpec:
+        _require_targets(pipeline, file)
         return _some(dag_spec(pipeline, file), TaskKind.PLAN, TaskKind.SPARK, TaskKind.COMMIT)
 
 
@@ -92,6 +93,7 @@ class VerifyTasks(_PipelineGroup):
     """Compares the targets with the sources, and repairs what differs if the file's `verify.repair` says so."""
 
     def spec(self, pipeline: Pipeline, file: Path) -> DagSpec:
+        _require_targets(pipeline, file)
         return verify_spec(pipeline, file)
 
 
@@ -107,6 +109,17 @@ def _default_args(spec: DagSpec, dag: DAG, given: Mapping[str, Any]) -> dict[str
     both = [name for name in own.keys() & theirs.keys() if name.endswith("_callback")]
     called = {name: [own[name], *([some] if callable(some := theirs[name]) else some or ())] for name in both}
     return {**own, **given, **called}
+
+
+def _require_targets(pipeline: Pipeline, file: Path) -> None:
+    """Raises UsageError (airflow.pipelines): a group without tasks would order nothing in the DAG."""
+    if not pipeline.targets:
+        raise UsageError(
+            f"The pipeline {pipeline.pipeline!r} has no targets.",
+            where=str(file),
+            code="airflow.pipelines",
+            remedy="leave the group out, or add a target",
+        )
 
 
 def _some(spec: DagSpec, *kinds: TaskKind) -> DagSpec:

@@ -121,6 +121,9 @@ def test_a_group_needs_a_dag_and_a_pipeline(write_pipeline: Callable[..., Path])
         pipeline_tasks(file)
     with dag(file), pytest.raises(UsageError, match=r"missing\.yaml"):
         pipeline_tasks("missing.yaml")
+    for group in (Apply, Verify):  # one without tasks would order nothing in the DAG
+        with dag(file), pytest.raises(UsageError, match="has no targets"):
+            group(write_pipeline("files", targets=[]))
 
 
 def test_params_of_others_mean_nothing_to_lockstep_and_a_run_bears_the_name_of_its_dag() -> None:
