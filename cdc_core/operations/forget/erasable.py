@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import RunRow, RunState
 from cdc_core.model.block import TableRows
@@ -82,12 +85,13 @@ def require_alone(keys: ErasedKeys, found: ErasureFindings) -> None:
     if not others:
         return
     unknown = keys.texts - found.keys
-    alike = {text.lower() for text in unknown}
-    if meant := [text for text in others if text.lower() in alike]:
-        raise _unknown(keys, unknown, f"write it in the letters that its rows have: {keys.options(meant)}")
+    texts = pa.array(sorted(others), pa.string())
+    meant = texts.filter(pc.is_in(keys.alike(texts), value_set=keys.alike(pa.array(sorted(unknown), pa.string()))))
+    if len(meant):
+        raise _unknown(keys, unknown, f"write it as its rows have it: {keys.options(meant.to_pylist())}")
     raise Refused(
-        f"Rows of {keys.table} had one of these keys and also another one: before it, after it, or in letters of "
-        "another case.",
+        f"Rows of {keys.table} had one of these keys and also another one: before it, after it, or one that the table "
+        "takes for the same.",
         where=keys.table,
         code="stage.key",
         remedy=f"name both keys, if all rows that ever had them are to be erased: {keys.options(others)}",

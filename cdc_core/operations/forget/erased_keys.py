@@ -27,7 +27,7 @@ from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Colum
 from cdc_core.model.staged_columns import BEFORE, OP, ROW, SEQ, TRUNCATE
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.repair.repaired_keys import LOOKED_UP
-from cdc_core.operations.verify.canonical import canonical_text, key_text, row_texts, values_of
+from cdc_core.operations.verify.canonical import SEPARATOR, canonical_text, key_text, row_texts, values_of
 from cdc_core.operations.verify.verify_job import digest
 from cdc_core.stage.erasing import Place
 from cdc_core.stage.objects import ObjectStore
@@ -47,6 +47,9 @@ _FORMS = {
 """Of canonical texts, by type. Other types take any text."""
 _LONG = 6
 """Characters of a value that no other text has by chance."""
+_IGNORES_ACCENTS = re.compile(r"_ai_c[is]$|^(utf|ucs)(?!.*_as_ci$).*_ci$")
+_KEEPS_SPACES = re.compile(r"nopad|0900", re.IGNORECASE)
+"""In names of collations."""
 _MOST_OPTIONS = 20
 CUT = "…"
 """After a key that is too long for an error."""
@@ -55,7 +58,7 @@ CUT = "…"
 @dataclass(frozen=True, slots=True)
 class ChangesFound:
     """Of one file. keys: of those that are erased, which it has. others: keys that its changes lead to or from, or that
-    differ from these in letter case alone."""
+    the table takes for one of these."""
 
     places: frozenset[Place] = frozenset()
     keys: frozenset[str] = frozenset()
@@ -75,10 +78,19 @@ class ErasedKeys:
         return tuple(column.name for column in self.columns)
 
     @cached_property
-    def ignores_case(self) -> bool:
-        """Whether keys that differ in letter case alone are one key of the table."""
-        collations = [column.type.collation or "" for column in self.columns if column.type.base in TEXT_BASES]
-        return any(not collation.endswith(("_bin", "_cs")) for collation in collations)
+    def _collations(self) -> list[str]:
+        return [column.type.collation for column in self.columns if column.type.base in TEXT_BASES]
+
+    def alike(self, texts: pa.StringArray) -> pa.StringArray:
+        """Equal for keys that are one key of the table, as far as the names of its collations tell: those that differ
+        in letter case, accents or trailing spaces."""
+        if not all(name.endswith(("_bin", "_cs")) for name in self._collations):
+            texts = pc.utf8_lower(texts)
+        if any(map(_IGNORES_ACCENTS.search, self._collations)):
+            texts = pc.replace_substring_regex(pc.utf8_normalize(texts, "NFKD"), r"\p{Mn}+", "")
+        if not all(_KEEPS_SPACES.search(name) for name in self._collations):
+            texts = pc.replace_substring_regex(texts, rf" +({SEPARATOR}|$)", r"\1")
+        return texts
 
     @cached_property
     def wanted(self) -> pa.Array:
@@ -119,8 +131,8 @@ class ErasedKeys:
             rows = rows.filter(pc.not_equal(rows.column(OP).cast(pa.string()), TRUNCATE))
             texts = row_texts(rows, columns)
             mine = np.asarray(pc.is_in(texts, value_set=self.wanted))
-            if self.ignores_case:
-                alike = np.asarray(pc.is_in(pc.utf8_lower(texts), value_set=pc.utf8_lower(self.wanted)))
+            if self._collations:
+                alike = np.asarray(pc.is_in(self.alike(texts), value_set=self.alike(self.wanted)))
                 others |= set(texts.filter(pa.array(alike & ~mine)).to_pylist())
             if not mine.any():
                 continue

@@ -384,6 +384,35 @@ def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes
     assert one.problems() == []
 
 
+@pytest.mark.parametrize(
+    ("collation", "one", "other", "alike"),
+    [
+        ("utf8mb4_0900_ai_ci", "José", "jose", True),
+        ("utf8mb4_0900_as_ci", "José", "josé", True),
+        ("utf8mb4_0900_as_ci", "José", "Jose", False),
+        ("utf8mb4_0900_ai_ci", "ann ", "ann", False),
+        ("utf8mb4_0900_as_cs", "Ann", "ann", False),
+        ("utf8mb4_general_ci", "Ännchen  ", "annchen", True),
+        ("utf8mb4_uca1400_nopad_ai_ci", "É ", "e", False),
+        ("utf8mb4_bin", "ann ", "ann", True),
+        ("utf8mb4_bin", "Ann", "ann", False),
+        ("utf8mb4_nopad_bin", "ann ", "ann", False),
+        ("latin1_general_cs", "ann ", "ann", True),
+    ],
+)
+def test_a_key_that_the_table_takes_for_the_same_is_named(
+    staged: Staged, collation: str, one: str, other: str, alike: bool
+) -> None:
+    kind = ColumnType("varchar", length=20, charset="utf8mb4", collation=collation)
+    columns = (Column("name", kind, False, 1), Column("part", ColumnType("int"), False, 2))
+    people = TableSchema("shop", "people", (*columns, NOTE))
+    made = [Change(people, "c", {"name": name, "part": 7, "note": "n"}) for name in (one, other)]
+    staged.stage(40 * HOUR_US, Made(made, ts=40 * HOUR_US + 1))
+    line, given = free(staged), json.dumps({"name": one, "part": 7})
+    with raises(Refused, "stage.key", match="takes for the same") if alike else nullcontext():
+        assert erase(line, given, table="shop.people", dry_run=True).places
+
+
 def test_other_keys_are_named_as_a_command_line_takes_them(staged: Staged) -> None:
     text = ColumnType("varchar", length=60, charset="utf8mb4", collation="utf8mb4_bin")
     columns = (Column("name", text, False, 1), Column("part", ColumnType("int"), False, 2))
