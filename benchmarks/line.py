@@ -187,8 +187,8 @@ WORKLOADS = (
     Workload("inserts", "inserts into an empty table", 1_000_000, inserted),
     Workload("inserts_4", "inserts into four empty shards", 1_000_000, inserted, shards=4),
     Workload("updates_4", "updates of all rows of four shards", 1_000_000, updated, shards=4, before=inserted),
-    Workload("large_4", "inserts into four empty shards, more than the driver holds", 5_000_000, inserted, shards=4),
-    Workload("large_50", "inserts into 50 empty tables, more than the driver holds", 5_000_000, spread(50), tables=50),
+    Workload("large_4", "inserts into four empty shards", 5_000_000, inserted, shards=4),
+    Workload("large_50", "inserts into 50 empty tables", 5_000_000, spread(50), tables=50),
     Workload("keys", "changes of three tenths as many keys, only merged", 10_000_000, rewritten, merged=True),
     Workload("own_keys", "changes of as many keys, only merged", 10_000_000, inserted, merged=True),
     Workload("one_key", "changes of one key, only merged", 3_000_000, repeated(0), merged=True),
@@ -363,6 +363,7 @@ class Place:
                 Driver(self.pipeline, store, master=self.pipeline.spark.master, output=output) as spark,
                 suppress(_Enough),
             ):
+                spark.load_ahead()
                 progress = Marked(began)
                 result = apply(OpenPipeline(self.pipeline, meta, store, progress), spark, "line")
                 began("end")
