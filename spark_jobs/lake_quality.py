@@ -25,7 +25,6 @@ from cdc_core.targets.tables.compare_columns import DIFFERS, LEFT_BEHIND, MISSIN
 from spark_jobs.job import Job
 from spark_jobs.lake_mirrors import OpenMirror, open_mirrors
 from spark_jobs.quality_rows import (
-    BATCH_ROWS,
     KEY,
     OUTCOME,
     SHARD_NAME,
@@ -59,7 +58,8 @@ def mirror_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> Judge
     def work(file: _Sampled, place: Place) -> Iterator[pa.Table]:
         mirror = mirrors[file.table]
         with place.store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
-            for batch in spaced(parquet.iter_batches(BATCH_ROWS), file.first, sample.every):
+            # As a whole: each batch reads the row groups of the mirror that its keys are among.
+            for batch in spaced(parquet.read().combine_chunks().to_batches(), file.first, sample.every):
                 found = outcomes(mirror, pa.Table.from_batches([batch]))
                 columns = {
                     TABLE: pa.repeat(mirror.table, batch.num_rows),

@@ -78,6 +78,7 @@ def _looked(stage: StageConfig, folder: str, mark: bytes, number: int, servers: 
     """On an executor: its host."""
     import spark_jobs.filter
     import spark_jobs.merge
+    import spark_jobs.suite_parts
     import spark_jobs.write  # noqa: F401
 
     host = socket.gethostname()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.config import Suite
 from cdc_core.operations.apply.suites import read_suite, refused
 from spark_jobs.late_modules import late
+from spark_jobs.quality_rows import OUTCOME
 
 with late({"altair": lambda: import_module("altair"), "scipy.stats": lambda: import_module("scipy.stats")}):
     import great_expectations as gx
@@ -40,8 +40,8 @@ logging.getLogger("great_expectations.data_context.types.base").setLevel(logging
 
 _EXACT = 10**15
 """Floats tell smaller integers apart."""
-_EXAMPLES = 20
-GOOD = target.GOOD
+EXAMPLES = 20
+"""So many rows that are not good are shown."""
 SUITES = {"staged": staged.suite, "merged": merged.suite, "target": target.suite}
 
 
@@ -90,7 +90,7 @@ def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) ->
         result = batch.validate(suite, result_format="SUMMARY")
     expectations = [_expectation_document(outcome) for outcome in result.results]
     return {
-        "success": all(expectation["success"] or expectation["severity"] != "critical" for expectation in expectations),
+        "success": passes(expectations),
         "suite": suite.name,
         "engine": "pandas" if gathered else "spark",
         "rows": count,
@@ -98,14 +98,19 @@ def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) ->
     }
 
 
-def not_good(rows: pa.Table | DataFrame, outcome: str) -> list[dict[str, str]]:
-    """Examples of the target's rows that are not as they should be. outcome: the column that says so."""
-    if isinstance(rows, pa.Table):
-        good = pc.is_in(rows.column(outcome), pa.array(GOOD, pa.string()))
-        bad = rows.filter(pc.invert(good)).slice(0, _EXAMPLES)
-    else:
-        bad = rows.where(~F.col(outcome).isin(*GOOD)).limit(_EXAMPLES).toArrow()
-    return [{name: str(value) for name, value in row.items()} for row in bad.to_pylist()]
+def judge_stage(rows: pa.Table, stage: str, count: int) -> dict[str, Any]:
+    """The verdict of the suite of a stage, with examples of the target's rows that are not as they should be. count:
+    how many rows there should be."""
+    verdict = judge(rows, SUITES[stage](count), count)
+    if stage == "target" and not verdict["success"]:
+        good = pc.is_in(rows.column(OUTCOME), pa.array(target.GOOD, pa.string()))
+        if bad := rows.filter(pc.invert(good)).slice(0, EXAMPLES).to_pylist():
+            verdict["examples"] = [{name: str(value) for name, value in row.items()} for row in bad]
+    return verdict
+
+
+def passes(expectations: Sequence[Mapping[str, Any]]) -> bool:
+    return all(one["success"] or one["severity"] != "critical" for one in expectations)
 
 
 def _raised(info: Mapping[str, Any]) -> bool:

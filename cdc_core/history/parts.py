@@ -82,11 +82,15 @@ def split(events: pa.Table, rule: TableRule, parts: Parts) -> Iterator[tuple[int
         for part in range(parts.count):
             yield part, of_all
         events = events.filter(pa.array(~truncates))
-    numbers = parts.of(_key(events, rule))
+    yield from by_part(events, parts.of(_key(events, rule)), parts.count)
+
+
+def by_part(rows: pa.Table, numbers: Numbers, count: int) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each of `count` parts that has some. numbers: the part of each row."""
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
-    cuts = np.cumsum([0, *np.bincount(numbers, minlength=parts.count).tolist()])
-    ordered = events.take(pa.array(order))
-    for number in range(parts.count):
+    cuts = np.cumsum([0, *np.bincount(numbers, minlength=count).tolist()])
+    ordered = rows.take(pa.array(order))
+    for number in range(count):
         if cuts[number] < cuts[number + 1]:
             yield number, ordered.slice(cuts[number], cuts[number + 1] - cuts[number])
 

@@ -33,6 +33,7 @@ from cdc_core.model.version import (
     newer_or_equal,
     newer_or_equal_each,
     origin_of,
+    other_names,
     other_origin,
 )
 
@@ -186,7 +187,7 @@ def _require_own_origin(
     if ENDED_ORIGINS not in rows.column_names:
         return
     ended = rows.column(ENDED_ORIGINS).to_pylist()
-    for at in np.flatnonzero(np.asarray(held.is_valid())).tolist():
+    for at in np.flatnonzero(np.asarray(other_names(versions, held))).tolist():
         there, mine = held[at].as_py(), versions[at].as_py()
         if classes[at] != RowClass.STALE and other_origin(mine, there):
             if origin_of(there).decode() in (ended[at] or "").split(","):

@@ -29,7 +29,7 @@ from cdc_core.operations.copy import chunks as chunks_module
 from cdc_core.operations.copy import copier, read_source, table_chunks, watermarks
 from cdc_core.operations.copy import throttle as throttle_module
 from cdc_core.operations.copy.staging import Staged
-from cdc_core.operations.extract.extractor import recover
+from cdc_core.operations.extract.attached_source import recover
 from cdc_core.results import value_columns as values
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf

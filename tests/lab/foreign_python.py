@@ -14,8 +14,10 @@ from packaging.utils import canonicalize_name
 PACKAGES = {
     "annotated_types": "annotated-types",
     "cryptography": "cryptography",
+    "great_expectations": "great-expectations",
     "numba": "numba",
     "numpy": "numpy",
+    "pandas": "pandas",
     "pyarrow": "pyarrow",
     "pydantic": "pydantic",
     "pymysql": "PyMySQL",

@@ -25,12 +25,13 @@ from cdc_core.stage.stores import open_store
 from cdc_core.targets.bookkeeping.fence import lower_fences, raise_fences
 from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
 from cdc_core.targets.tables import compare_columns
-from spark_jobs import quality
+from spark_jobs import quality, suite_parts
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check
 from spark_jobs.quality_rows import Sample, spaced
+from spark_jobs.suite_parts import judge_in_parts
 from spark_jobs.table_tasks import together
 from spark_jobs.write import FilteredRows, shard_pieces, write, write_pieces
 from tests.history_model import Change
@@ -310,7 +311,6 @@ def test_a_run_of_more_rows_than_are_judged_in_memory_is_judged_by_spark_and_as_
             check(line.job(plan))
         folder = line.stage.root / plan.quality_folder("shards")
         found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("staged", "merged", "target")}
-        assert {one["engine"] for one in found.values()} == engines
         return {
             name: (
                 one["success"], one["rows"], [each["success"] for each in one["expectations"]],
@@ -320,16 +320,21 @@ def test_a_run_of_more_rows_than_are_judged_in_memory_is_judged_by_spark_and_as_
         }  # fmt: skip
 
     def the_same_by_spark() -> dict[str, Any]:
-        nonlocal engines
-        engines = {"pandas"}
         in_memory = verdicts()
+        stages: list[str] = []
+
+        def in_parts(job: Any, stage: str, rows: Any) -> dict[str, Any]:
+            stages.append(stage)
+            return judge_in_parts(job, stage, rows)
+
         with monkeypatch.context() as patch, line.by_spark():
             patch.setattr(quality, "GATHERED_ROWS", 2)
-            engines = {"spark"}
+            patch.setattr(suite_parts, "PART_ROWS", 3)
+            patch.setattr(suite_parts, "judge_in_parts", in_parts)
             assert verdicts() == in_memory
+        assert stages == ["staged", "merged", "target"]
         return in_memory
 
-    engines: set[str] = set()
     plan = line.run(*FIRST, order("d", 8, 8, "c8", 11))
     assert all(one[0] for one in the_same_by_spark().values())
 
@@ -363,7 +368,7 @@ def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_i
         patch.setattr(quality, "GATHERED_ROWS", 1)
         check(line.job(plan))
     by_spark = json.loads((folder / "target.json").read_text())
-    assert {**by_spark, "expectations": []} == verdict | {"engine": "spark", "expectations": []}
+    assert by_spark == verdict
 
     for place in line.places:
         line.query(f"UPDATE {place} SET code = CONCAT('x', id)")
