@@ -122,10 +122,11 @@ class _StagedFile:
 
 def _staged_files(job: Job, table: MergeTable) -> list[_StagedFile]:
     both = zip(files_to_read(table.files), files_of_events(job, table), strict=True)
+    shares = 1 if job.small else job.parallelism
     return [
         _StagedFile(table.table, one.rows // share.share[1], share)
         for one, file in both
-        for share in file.shares(job.parallelism)
+        for share in file.shares(shares)
     ]
 
 
