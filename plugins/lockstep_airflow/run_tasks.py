@@ -32,7 +32,7 @@ from lockstep_airflow.run_context import (
     window_of,
 )
 from lockstep_airflow.spark_connection import driver_of
-from lockstep_airflow.table_assets import publish, target_uri
+from lockstep_airflow.table_assets import publish, target_uris
 from lockstep_airflow.task_pipeline import opened
 from lockstep_airflow.termination import Leaving
 from lockstep_airflow.window import RunWindow
@@ -457,7 +457,7 @@ class CommitOperator(_RunOperator):
         window = {"window_start_us": summary.window_start_us, "window_end_us": summary.window_end_us}
         common: dict[str, Any] = {"run_id": summary.run_id, **window, "positions": dict(positions)}
         tables = summary.to_json()["tables"]
-        extras = {target_uri(pipeline, target, table["table"]): {**common, **table} for table in tables}
+        extras = {uri: {**common, **table} for table in tables for uri in target_uris(pipeline, target, table["table"])}
         publish(context, self.outlets, extras)
 
 

@@ -1,7 +1,7 @@
 """The assets of a pipeline's tables, and the events by which a DAG that is scheduled on one starts.
 
     a staged table          its folder: <stage.uri>/changes/cdc_table=<table>
-    a table of a lake       iceberg://<target>/<namespace>.<table>
+    a table of a lake       iceberg://<target>/<namespace>.<table>, and ….<table>__changes
     a table of a database   lockstep/<pipeline>/<target>/<table>
 
 Which tables a run has is known only once it has staged them: so a task has an asset alias as its outlet, and adds the
@@ -38,12 +38,16 @@ def staged_uri(pipeline: Pipeline, logical: str) -> str:
     return f"{pipeline.stage.uri.rstrip('/')}/{table_prefix(logical).rstrip('/')}"
 
 
-def target_uri(pipeline: Pipeline, target: Target, logical: str) -> str:
+def target_uris(pipeline: Pipeline, target: Target, logical: str) -> list[str]:
+    """Of the table, and of its changes table if it has one."""
     if isinstance(target, IcebergTarget):
         from cdc_core.lake.catalogs import identifier, name_of
+        from cdc_core.lake.lake_tables import changes_of
 
-        return f"iceberg://{target.name}/{name_of(identifier(target, logical))}"
-    return f"lockstep/{pipeline.pipeline}/{target.name}/{logical}"
+        mirror, rule = identifier(target, logical), target.table(logical)
+        names = [mirror, changes_of(mirror)] if rule is not None and rule.changes == "table" else [mirror]
+        return [f"iceberg://{target.name}/{name_of(name)}" for name in names]
+    return [f"lockstep/{pipeline.pipeline}/{target.name}/{logical}"]
 
 
 def extracted_batches(context: Context, meta: Meta, source: str, window: RunWindow) -> list[BatchRow]:
