@@ -114,12 +114,12 @@ class Process:
         if len({name.lower() for name in made.names}) < len(made.names):
             raise self._wrong(schema, "two of its columns have one name, of which the letter case does not matter")
         columns = []
-        for one in made:
-            old = known.get(one.name)
-            if old is not None and old.type.arrow == one.type:
+        for field in made:
+            old = known.get(field.name)
+            if old is not None and old.type.arrow == field.type:
                 columns.append(old)
             else:
-                columns.append(Column(one.name, type_of(one.type), key_part=old.key_part if old else None))
+                columns.append(Column(field.name, type_of(field.type), key_part=old.key_part if old else None))
         return replace(schema, columns=tuple(columns))
 
     def _wrong(self, schema: TableSchema, why: str) -> Refused:

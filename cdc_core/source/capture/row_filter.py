@@ -67,7 +67,7 @@ class Filter:
                 raise self._wrong(part, f"{name} is a YEAR, and to a server {value!r} is another one than {value}")
         images = Images.of(part.rows, part.schema)
         asked = [part.schema.column(name) for name in dict.fromkeys(columns_of(condition))]
-        images.require_known((one.name for one in asked), part, f"tables.rows ({self.text})")
+        images.require_known((column.name for column in asked), part, f"tables.rows ({self.text})")
         try:
             now = _met(condition, _numbers(images.after, asked))
             was = _met(condition, _numbers(images.before, asked)) & _bools(images.updated)

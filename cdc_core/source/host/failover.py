@@ -131,7 +131,7 @@ def _by_gtid(
     if purged or begin is None:
         raise _purged(str(purged) or f"what comes after {wanted}", source, known)
     ours = _require_same_history(search, begin, wanted, source, stored) if known.mariadb else None
-    found = search.first(begin, lambda one: not one.gtid or not wanted.has(one.gtid))
+    found = search.first(begin, lambda transaction: not transaction.gtid or not wanted.has(transaction.gtid))
     end = found.position if ours is None else max(found.position, replace(ours, offset=ours.offset + 1))
     unordered = _unordered(search, begin, end) if known.mariadb else {}
     if unordered:
@@ -154,10 +154,10 @@ def _unordered(search: Search, begin: str, end: Position) -> dict[int, int]:
     has one that a transaction of its primary has, too."""
     highest = {domain: number for domain, (_, number) in GtidSet.highest(search.head(begin).previous).domains}
     found: dict[int, int] = {}
-    for one in search.begins(begin):
-        if one.position >= end:
+    for transaction in search.begins(begin):
+        if transaction.position >= end:
             break
-        domain, number = _numbered(one)
+        domain, number = _numbered(transaction)
         if number <= highest.get(domain, -1):
             found[domain] = min(number, found.get(domain, number))
         highest[domain] = max(number, highest.get(domain, -1))
@@ -176,8 +176,8 @@ def _before(search: Search, unordered: Mapping[int, int], source: Source) -> Che
         numbers = ", ".join(f"{number} of domain {domain}" for domain, number in sorted(unordered.items()))
         raise _purged(f"all transactions from the number {numbers} on, which it has twice", source, search.known)
 
-    def among(one: Begin) -> bool:
-        domain, number = _numbered(one)
+    def among(transaction: Begin) -> bool:
+        domain, number = _numbered(transaction)
         return number >= unordered.get(domain, number + 1)
 
     return search.first(begin, among)
@@ -186,17 +186,17 @@ def _before(search: Search, unordered: Mapping[int, int], source: Source) -> Che
 def _between(search: Search, begin: Position, end: Position) -> tuple[int, Position | None]:
     """How many transactions there are from a place up to another, and the last of them."""
     count, last = 0, None
-    for one in search.begins(begin.file):
-        if one.position >= end:
+    for transaction in search.begins(begin.file):
+        if transaction.position >= end:
             break
-        if one.position >= begin:
-            count, last = count + 1, one.position
+        if transaction.position >= begin:
+            count, last = count + 1, transaction.position
     return count, last
 
 
-def _numbered(one: Begin) -> tuple[int, int]:
+def _numbered(transaction: Begin) -> tuple[int, int]:
     """Domain and number of a transaction of MariaDB."""
-    domain, _, number = one.gtid.split("-")
+    domain, _, number = transaction.gtid.split("-")
     return int(domain), int(number)
 
 
@@ -226,12 +226,12 @@ def _require_same_history(
     ours = None
     last = {f"{domain}-{server}-{number}" for domain, (server, number) in wanted.domains}
     last -= set(search.head(begin).previous.split(","))
-    for one in search.begins(begin):
+    for transaction in search.begins(begin):
         if not last:
             break
-        if one.gtid in last:
-            last.remove(one.gtid)
-            ours = one.position
+        if transaction.gtid in last:
+            last.remove(transaction.gtid)
+            ours = transaction.position
     if last:
         raise _lacks(",".join(sorted(last)), search, source, stored)
     return ours
@@ -247,7 +247,7 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
     if file is None:
         raise search.begun_later(moment_us, f"{source.name}, failover from {stored.server}")
     more_to_apply = has_more_to_apply(search.control)
-    found = search.first(file, lambda one: latest_us(one.commit_ts_us) >= moment_us)
+    found = search.first(file, lambda transaction: latest_us(transaction.commit_ts_us) >= moment_us)
     again, last = 0, None
     for begin in search.begins(found.position.file):
         # By the time of the first server: a standby commits later, and what was read is as old as it is there.

@@ -128,10 +128,10 @@ def _hidden(connection: pymysql.Connection, keys: Iterable[ForeignKey], found: I
             by_child.setdefault(key.child, []).append(key)
     parents, waiting = set[TableName](), [key.parent for key in found]
     while waiting:
-        one = waiting.pop()
-        if one not in parents:
-            parents.add(one)
-            waiting += [key.parent for key in by_child.get(one, ())]
+        name = waiting.pop()
+        if name not in parents:
+            parents.add(name)
+            waiting += [key.parent for key in by_child.get(name, ())]
     return [
         parent
         for parent in sorted(parents)
@@ -322,7 +322,7 @@ def _folded(names: Iterable[str]) -> frozenset[str]:
 def _changed(part: TableRows, name: str) -> pa.BooleanArray:
     """Which updated rows have another value in a column, or may have."""
     rows = part.rows
-    column = next((one.name for one in part.schema.columns if one.name.lower() == name), None)
+    column = next((defined.name for defined in part.schema.columns if defined.name.lower() == name), None)
     if column is None:  # it had another name then
         return pa.array(np.ones(rows.num_rows, np.bool_))
     before = rows.column(BEFORE)
@@ -331,7 +331,7 @@ def _changed(part: TableRows, name: str) -> pa.BooleanArray:
     changed = pc.invert(pc.fill_null(equal, fill_value=False)).to_numpy(zero_copy_only=False)
     # A value that the column cannot hold is null in it, and so is one that the log does not carry.
     literal = LiteralEntries.of(rows.column(LITERAL))
-    texts, former_texts = (_texts(literal, one) for one in (column, BEFORE_MARK + column))
+    texts, former_texts = (_texts(literal, mark) for mark in (column, BEFORE_MARK + column))
     for row in texts.keys() | former_texts.keys():
         changed[row] = texts.get(row) != former_texts.get(row)
     shapes, absent = lacking(rows)

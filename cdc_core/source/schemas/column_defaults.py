@@ -52,7 +52,9 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
         # Without a default MariaDB stores the first member of an ENUM, and a zero TIMESTAMP; but '' and the current
         # time where the table has a BEFORE INSERT trigger.
         wanted = [
-            one for one in wanted if one.type.base not in ("enum", "timestamp") or one.nullable or one.name in declared
+            column
+            for column in wanted
+            if column.type.base not in ("enum", "timestamp") or column.nullable or column.name in declared
         ]
     record = _record(connection, table.database, table.table)
     found: dict[str, str | None] = {}

@@ -112,19 +112,19 @@ class SchemaHistory:
                 self._count(name, answer.until.seq - 1)
 
     def _count(self, name: TableName, seq: int) -> None:
-        one = self._answers.pop(name)
-        if self._unknown(name, seq, one.until.timeline):
+        answer = self._answers.pop(name)
+        if self._unknown(name, seq, answer.until.timeline):
             last = self.known.last(name, seq)
             # Where the log names columns, it is enough to record that the table exists.
-            kept = one.schema if self.early else TableSchema(*name, ())
+            kept = answer.schema if self.early else TableSchema(*name, ())
             rowless = last is not None and last.rowless and not last.gone
-            self.known.learn(DefinedSince(seq, kept, one.defaults, rowless=rowless))
+            self.known.learn(DefinedSince(seq, kept, answer.defaults, rowless=rowless))
 
     def _need(self, name: TableName, point: LogPoint) -> None:
         """What the server said of a table is needed at a point: reads ahead to where the log ended then."""
-        one = self._answers.get(name)
-        if one is not None and one.since < point.seq:
-            if any(_touches(statement, name) for statement in self._ahead.of(point.after, until=one.until)):
+        answer = self._answers.get(name)
+        if answer is not None and answer.since < point.seq:
+            if any(_touches(statement, name) for statement in self._ahead.of(point.after, until=answer.until)):
                 del self._answers[name]
             else:
                 self._count(name, point.seq)
@@ -175,7 +175,7 @@ class SchemaHistory:
                     "a later statement in the log redefines the table, so that the defaults of that time are unknown",
                 )
             known = {**now, **(known or {})}
-        elif not defined_again and any(now.get(one, known[one]) != known[one] for one in names):
+        elif not defined_again and any(now.get(column, known[column]) != known[column] for column in names):
             why = "the server now has other defaults, but no statement in the log changed them (sql_log_bin = 0?)"
             raise _defaults_unknown(schema, names, point, why)
         lacking = [column for column in names if column not in known]

@@ -28,8 +28,8 @@ class KnownDefinitions:
     def __init__(self, known: Iterable[DefinedSince]) -> None:
         self._since: dict[TableName, list[DefinedSince]] = {}
         self._new: dict[tuple[TableName, int], DefinedSince] = {}
-        for one in known:
-            self._since.setdefault(name_of(one.schema), []).append(one)
+        for definition in known:
+            self._since.setdefault(name_of(definition.schema), []).append(definition)
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._since
@@ -39,20 +39,20 @@ class KnownDefinitions:
 
     def begins_at(self, name: TableName, seq: int) -> bool:
         """Whether something that is known of a table holds from just this order key on."""
-        return seq in [one.seq for one in self._since.get(name, ())]
+        return seq in [definition.seq for definition in self._since.get(name, ())]
 
     def pop_new(self) -> tuple[DefinedSince, ...]:
         """What is new since the last call."""
         new, self._new = tuple(self._new.values()), {}
         return new
 
-    def learn(self, one: DefinedSince) -> None:
+    def learn(self, definition: DefinedSince) -> None:
         """Takes what holds from an order key on."""
-        known = self._since.setdefault(name_of(one.schema), [])
+        known = self._since.setdefault(name_of(definition.schema), [])
         for i, other in enumerate(known):
-            if other.seq == one.seq:  # one entry with both the marks and the definition
-                one = replace(
-                    one,
+            if other.seq == definition.seq:  # one entry with both the marks and the definition
+                definition = replace(
+                    definition,
                     gone=other.gone,
                     dropped=other.dropped,
                     emptied=other.emptied,
@@ -61,15 +61,15 @@ class KnownDefinitions:
                 )
                 del known[i]
                 break
-        known.append(one)
-        self._new[name_of(one.schema), one.seq] = one
+        known.append(definition)
+        self._new[name_of(definition.schema), definition.seq] = definition
 
     def _sorted(self, name: TableName) -> list[DefinedSince]:
-        return sorted(self._since.get(name, ()), key=lambda one: one.seq)
+        return sorted(self._since.get(name, ()), key=lambda definition: definition.seq)
 
     def last(self, name: TableName, seq: int) -> DefinedSince | None:
         """The latest that is known of a table at an order key."""
-        known = [one for one in self._sorted(name) if one.seq <= seq]
+        known = [definition for definition in self._sorted(name) if definition.seq <= seq]
         return known[-1] if known else None
 
     def as_of(self, name: TableName, seq: int, timeline: int) -> TableSchema | None:
@@ -109,11 +109,11 @@ class KnownDefinitions:
     def dropped(self, name: TableName, point: LogPoint) -> frozenset[str]:
         """Columns, in lower case, that the table had before a point, and that were dropped."""
         found: set[str] = set()
-        for one in self._sorted(name):
-            if one.seq < point.seq:
-                found = set() if one.gone else found
-                found |= {column.lower() for column in one.dropped}
-                found -= {column.lower() for column in one.emptied}
+        for definition in self._sorted(name):
+            if definition.seq < point.seq:
+                found = set() if definition.gone else found
+                found |= {column.lower() for column in definition.dropped}
+                found -= {column.lower() for column in definition.emptied}
         return frozenset(found)
 
 

@@ -184,10 +184,10 @@ class TableRegistry:
         there = None if schema is None else {column.name.lower() for column in schema.columns}
         dropped = (
             *columns.dropped,
-            *(one for one in columns.perhaps_dropped if there is None or one.lower() in there),
+            *(column for column in columns.perhaps_dropped if there is None or column.lower() in there),
         )
-        before = history.known.dropped(name, point) | {one.lower() for one in dropped}
-        emptied = tuple(one for one in columns.added if one.lower() in before)
+        before = history.known.dropped(name, point) | {column.lower() for column in dropped}
+        emptied = tuple(column for column in columns.added if column.lower() in before)
         return Change(
             vacated,
             frozenset(),

@@ -59,7 +59,7 @@ class AlterClauses:
     @property
     def kept_columns(self) -> tuple[Column, ...]:
         """`modified`, if rows change only by these; else empty."""
-        return tuple(one for one in self.modified if one is not None) if None not in self.modified else ()
+        return tuple(column for column in self.modified if column is not None) if None not in self.modified else ()
 
     def rename(self, old: str, new: str) -> None:
         self.dropped.append(old)

@@ -55,7 +55,7 @@ class LogAhead:
                 self._read_on(self._end)
             finally:
                 self._keep_from(after)
-        return (one for one in self._found if one[0] > after and (until is None or one[0] <= until))
+        return (placed for placed in self._found if placed[0] > after and (until is None or placed[0] <= until))
 
     def _read_on(self, begin: Position) -> None:
         kept_s = time.monotonic()
@@ -106,4 +106,4 @@ class LaterStatements:
             if here not in self._selected:
                 self._selected[here] = self._select(event)
             found.append(self._selected[here])
-        return [one for one in found if one is not None]
+        return [statement for statement in found if statement is not None]

@@ -432,7 +432,7 @@ def _alter(read: Reader, database: str) -> Statement:
         if ignore:
             reason = "ALTER IGNORE drops rows that break a unique key"
         known = _known(table)
-        others = tuple(one for one in clauses.others if one is not None)
+        others = tuple(clause for clause in clauses.others if clause is not None)
         return Statement(
             Action.DEFINITION,
             "ALTER TABLE",
@@ -482,7 +482,7 @@ def _left(pairs: list[TableName]) -> tuple[tuple[TableName, ...], tuple[TableNam
     had = [old for i, old in enumerate(olds) if old not in news[:i]]
     last = {name: i for i, pair in enumerate(zip(olds, news, strict=True)) for name in pair}
     left = [name for name in dict.fromkeys(pairs) if olds[last[name]] == name]
-    return tuple(one for one in left if one in had), tuple(one for one in left if one not in had)
+    return tuple(name for name in left if name in had), tuple(name for name in left if name not in had)
 
 
 def _truncate(read: Reader, database: str) -> Statement:
