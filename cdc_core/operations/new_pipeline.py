@@ -77,13 +77,13 @@ class Catalogue:
 
 def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
     captured, excluded, never_logged = [], [], []
-    for one in found:
-        if one.kind == "view":
-            never_logged.append((one.name, one.problem))
-        elif one.schema is None or one.problem:
-            excluded.append((one.name, one.problem))
+    for table in found:
+        if table.kind == "view":
+            never_logged.append((table.name, table.problem))
+        elif table.schema is None or table.problem:
+            excluded.append((table.name, table.problem))
         else:
-            captured.append(one.schema)
+            captured.append(table.schema)
     return Catalogue(tuple(captured), tuple(excluded), tuple(never_logged))
 
 
@@ -105,8 +105,8 @@ def draft(wishes: Wishes) -> Draft:
         found = find_tables(connection, Capture(tables, lower_case=facts.lower_case).captures)
         catalogue = _catalogue(found)
         kept = {schema.name for schema in catalogue.captured}
-        end, empty = _empty_there(connection, [one for one in found if one.name in kept])
-        before = [one for one in found if one.name in kept and one.name not in empty]
+        end, empty = _empty_there(connection, [table for table in found if table.name in kept])
+        before = [table for table in found if table.name in kept and table.name not in empty]
         start = ["    start: earliest"]
         shown = "the oldest log that the server has"
         if wishes.start == "latest":

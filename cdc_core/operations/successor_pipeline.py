@@ -78,7 +78,7 @@ class ShardPart:
     def parse(cls, text: str) -> ShardPart:
         """From `0-7,12`. The same shards have the same suffix, `_s0_7_s12`, however they are named, and others another
         one. Raises UsageError (usage.argument)."""
-        ranges = [one.partition("-") for one in text.split(",")]
+        ranges = [part.partition("-") for part in text.split(",")]
         bounds = [(first, last or first) for first, _, last in ranges]
         if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text) or any(
             int(last) < int(first) for first, last in bounds

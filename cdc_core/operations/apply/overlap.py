@@ -21,8 +21,8 @@ from cdc_core.stage.objects import ObjectStore, find
 def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: RunPlan) -> None:
     """Raises Refused (stage.partial)."""
     keyless: dict[str, list[tuple[str, PlannedFile]]] = defaultdict(list)
-    for one in plan.merge_sets:
-        for table in one.tables:
+    for merge_set in plan.merge_sets:
+        for table in merge_set.tables:
             for file in () if table.key else table.files:
                 keyless[file.batch_id].append((table.table, file))
     for source, chain in view.chain.items():

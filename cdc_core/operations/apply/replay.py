@@ -249,7 +249,7 @@ def _target(pipeline: Pipeline, selection: Selection) -> Target:
 
 
 def _require_tables(made: RunPlan, selection: Selection) -> None:
-    staged = {table.table for one in made.merge_sets for table in one.tables}
+    staged = {table.table for merge_set in made.merge_sets for table in merge_set.tables}
     unstaged = [name for name in selection.tables if name not in staged]
     if unstaged:
         raise UsageError(
@@ -264,8 +264,8 @@ def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> Non
     """Raises Refused (replay.from_first)."""
     tables = {
         table.table: table
-        for one in made.merge_sets
-        for table in one.tables
+        for merge_set in made.merge_sets
+        for table in merge_set.tables
         if rows_lacking_values(table) or not table.key
     }
     if not tables:

@@ -97,9 +97,9 @@ def purge(opened: OpenPipeline, *, cutoff_us: int, forget_us: int | None = None,
         with turn_at(opened) as turn:
             found = [_move_horizon(opened, source.name, cutoff_us, turn) for source in opened.pipeline.sources]
             batches = opened.meta.batches.forget(_positions(found), before_us)
-        for one in found:
-            if one.horizon is not None:
-                _delete_before(opened.store, one.horizon)
+        for source in found:
+            if source.horizon is not None:
+                _delete_before(opened.store, source.horizon)
     runs = _old_runs(opened, cutoff_us)
     if not dry_run:
         for done, paths in enumerate(runs.values()):
@@ -217,17 +217,17 @@ def _is_open(meta: Meta, target: str, batches: Collection[str]) -> bool:
 def _copies(meta: Meta, source: str) -> Copies:
     epoch = meta.leases.live_epoch(copier_of(source))
     waiting = [part.path for chunk in meta.copies.chunks(source) for part in chunk.parts]
-    decided = [part.path for one in meta.copied.decided(source) for part in one.parts]
+    decided = [part.path for manifest in meta.copied.decided(source) for part in manifest.parts]
     return Copies(epoch, frozenset([*waiting, *decided]))
 
 
 def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
-    return {one.source: one.horizon.position for one in found if one.horizon is not None}
+    return {source.source: source.horizon.position for source in found if source.horizon is not None}
 
 
 def seeded(opened: OpenPipeline, target: str) -> int:
     """A target counts as one that holds all that was purged; the number of those batches that meta knows."""
-    taking = [one.name for one in opened.pipeline.targets]
+    taking = [configured.name for configured in opened.pipeline.targets]
     if target not in taking:
         raise UsageError(
             f"The pipeline {opened.name!r} has no target {target!r}.",
@@ -282,7 +282,7 @@ def _look(opened: OpenPipeline, source: str, cutoff_us: int) -> tuple[PurgedSour
         names = tuple(sorted(target.name for target in opened.pipeline.targets))
         place, until_us = last.end.position, last.window_end_us
         horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
-    rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
+    rows, size = sum(manifest.rows for manifest in ready), sum(manifest.size_bytes for manifest in ready)
     return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready, manifests[len(ready) :]
 
 
@@ -330,7 +330,7 @@ def _move_horizon(opened: OpenPipeline, source: str, cutoff_us: int, turn: Lease
         assert found.horizon is not None
         targets = [target.name for target in opened.pipeline.targets]
         ids = [manifest.batch_id for manifest in ready]
-        copied = {one.batch_id for one in stay if one.copied}
+        copied = {manifest.batch_id for manifest in stay if manifest.copied}
         opened.meta.records.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
         require_turn(opened.meta, turn)
         opened.store.put(horizon_path(source), found.horizon.to_bytes())

@@ -42,7 +42,7 @@ def size_of(connection: pymysql.Connection, schema: TableSchema) -> TableSize:
     rows = query(connection, _ESTIMATE, (schema.database, schema.table))
     if not rows:
         return TableSize(0, 0)
-    return TableSize(*(int(as_text(one)) if one is not None else 0 for one in rows[0]))
+    return TableSize(*(int(as_text(value)) if value is not None else 0 for value in rows[0]))
 
 
 _UNIQUE_PARTS = """

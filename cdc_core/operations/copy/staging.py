@@ -93,7 +93,7 @@ def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Captu
             why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
             if not why and captured and copy.rules and copy.rules != capture.rules_of(copy.schema):
                 why = "the pipeline's rules for the table have changed since it was begun"
-            high = max((one.chunk.high for one in mine), default=place.position)
+            high = max((chunk.chunk.high for chunk in mine), default=place.position)
             if not why and copy.complete and mine and high > place.position:
                 waiting = high if waiting is None else max(waiting, high)
                 continue
@@ -155,7 +155,7 @@ def stage_claims(
             dropped.append((table, why or "the table was redefined"))
     if dropped:
         return Staged(dropped=tuple(dropped))
-    chunks = sorted((chunk for claim in claims for chunk in claim.chunks), key=lambda one: one.chunk.number)
+    chunks = sorted((chunk for claim in claims for chunk in claim.chunks), key=lambda chunk: chunk.chunk.number)
     manifest = _with(_empty(opened, source, lease, place), chunks, {})
     opened.meta.copied.decide(lease, manifest, ())
     return Staged((_finish(opened.meta, opened.store, lease, manifest),), tuple(claim.schema.name for claim in claims))
@@ -204,7 +204,7 @@ def _outdated(
     if not captured:
         return "the pipeline leaves the table out"
     begin = began_at(copy, chunks)
-    if any(one.timeline != place.timeline for one in (begin, *(chunk.chunk.high for chunk in chunks))):
+    if any(position.timeline != place.timeline for position in (begin, *(chunk.chunk.high for chunk in chunks))):
         return "the source has gone to another server's log meanwhile"
     if begin.seq < purged_seq:
         return "what the log brought since it was read is purged"
@@ -257,7 +257,7 @@ class _Stage:
             if copy.schema.key and _renews(known):  # those of a table without a key always take the place of older rows
                 mine = begun_again(copy, mine, whole.ts_us, self._open_file(copy))
             chunks += mine
-            size_bytes += sum(one.size_bytes for one in mine)
+            size_bytes += sum(chunk.size_bytes for chunk in mine)
             if size_bytes >= self.opened.pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
                 empty = _empty(self.opened, self.source, self.lease, self.place)
                 made.append((_with(empty, chunks, copied), tuple(copied)))
@@ -266,12 +266,12 @@ class _Stage:
 
     def moved_on(self, copy: TableCopy, mine: Sequence[ReadChunk]) -> list[ReadChunk]:
         """The claim of a table without a key, as of the place; [] if it was redefined since it was read."""
-        (one,) = mine
+        (chunk,) = mine
         store, place = self.opened.store, self.place
         empty = _empty(self.opened, self.source, self.lease, place)
         chain = [batch for batch in manifests.chain(store, self.source) if batch.end.position <= place.position]
-        ts_us = max(place.watermark_us, one.chunk.ts_us)
-        moved = as_of(place, one, empty, chain, ts_us, self._open_file(copy), store)
+        ts_us = max(place.watermark_us, chunk.chunk.ts_us)
+        moved = as_of(place, chunk, empty, chain, ts_us, self._open_file(copy), store)
         return [] if moved is None else [moved]
 
     def _open_file(self, copy: TableCopy) -> OpenFile:
@@ -303,9 +303,9 @@ def _empty(opened: OpenPipeline, source: str, lease: Lease, place: Checkpoint) -
 
 
 def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCoverage]) -> Manifest:
-    parts = tuple(part for one in some for part in one.parts)
-    schemas = {schema.id: schema for one in some for schema in one.schemas}
-    return replace(empty, chunks=tuple(one.chunk for one in some), parts=parts, schemas=schemas, coverage=copied)
+    parts = tuple(part for chunk in some for part in chunk.parts)
+    schemas = {schema.id: schema for chunk in some for schema in chunk.schemas}
+    return replace(empty, chunks=tuple(chunk.chunk for chunk in some), parts=parts, schemas=schemas, coverage=copied)
 
 
 def _copied(

@@ -99,17 +99,17 @@ class TableChunks:
             self._copy = replace(copy, planned=through)
             return self._copy, planned
 
-    def read(self, one: ReadChunk, size_bytes: int, took_s: float) -> bool:
+    def read(self, chunk: ReadChunk, size_bytes: int, took_s: float) -> bool:
         """A chunk's files are durable. False if its copy has begun again meanwhile, so that the files are not wanted.
 
         size_bytes: of the values. took_s: how long the read view was open.
         """
         with self._lock:
-            rows = one.chunk.rows
+            rows = chunk.chunk.rows
             copy = self._copy
-            wanted = self._meta.copies.chunk_read(self._lease, self._source, one, size_bytes)
+            wanted = self._meta.copies.chunk_read(self._lease, self._source, chunk, size_bytes)
             if wanted and copy is not None:
-                self._pace.density = density_of(copy.schema, one.chunk.above, one.chunk.through, rows)
+                self._pace.density = density_of(copy.schema, chunk.chunk.above, chunk.chunk.through, rows)
                 self._copy = replace(copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes)
             self._pace.read(rows, size_bytes, took_s)
             return wanted

@@ -100,7 +100,7 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
     behind_s, waiting = _behind(meta, status)
     lags_us = [source.lag_us for source in status.sources if source.lag_us is not None]
     known = len(lags_us) == len(status.sources)
-    lag_s = max(behind_s, *(one / 1e6 for one in lags_us)) if known else None
+    lag_s = max(behind_s, *(lag / 1e6 for lag in lags_us)) if known else None
     age_s, doubt = _proven(status, oldest, found.at_us(State.SWITCHED) or 0)
     runs = standing(status)
     problem = next((failure.what for failure in status.failures if failure.task != RUN or failure.subject in runs), "")
@@ -122,7 +122,9 @@ def _behind(meta: Meta, status: Status) -> tuple[float, int]:
         "", [source.source for source in status.sources], [target.target for target in status.targets], None
     )
     waiting = {batch for found in view.pending.values() for batch in found}
-    staged_us = [one.created_us for chain in view.chain.values() for one in chain if one.batch_id in waiting]
+    staged_us = [
+        manifest.created_us for chain in view.chain.values() for manifest in chain if manifest.batch_id in waiting
+    ]
     return max(0, status.now_us - min(staged_us, default=status.now_us)) / 1e6, len(waiting)
 
 
@@ -133,7 +135,7 @@ def _proven(status: Status, oldest: str, switched_us: int) -> tuple[float | None
     known |= {verification.target: verification.evidence for verification in status.verifications}
     ended = [ended_us(found[Mode.ORDERED]) for found in known.values() if Mode.ORDERED in found]
     why = {target: lacking(found, oldest, status.now_us, since_us=switched_us) for target, found in known.items()}
-    doubt = next((f"{target}: {one}" for target, one in why.items() if one), "" if known else "never verified")
+    doubt = next((f"{target}: {reason}" for target, reason in why.items() if reason), "" if known else "never verified")
     return ((status.now_us - min(ended)) / 1e6 if ended else None), doubt
 
 

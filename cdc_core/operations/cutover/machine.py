@@ -87,8 +87,8 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
         with ExitStack() as opened:
             provers = [opened.enter_context(prover(work.jobs[target.name])) for target in work.targets]
             tables = tables_of(work, provers)
-            for target, one in zip(work.targets, provers, strict=True):
-                if not since[target.name].tables >= set(one.feeding):  # some are new
+            for target, target_prover in zip(work.targets, provers, strict=True):
+                if not since[target.name].tables >= set(target_prover.feeding):  # some are new
                     since = {**since, target.name: verified(work, target)}
             require_gates(tables.targets)
             found = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
@@ -331,7 +331,7 @@ def resume(work: CutoverWork, lease: Lease, answer: Answer | None) -> Cutover:
     # The command may be called yet, by a process that was paused before it did: an application that it leads to the new
     # tables is to get errors there, and not to write to tables that take part in nothing.
     tables = read(known.details["tables"])
-    opened = {name: [list(one) for one in found] for name, found in tables.targets.items()}
+    opened = {name: [list(place) for place in found] for name, found in tables.targets.items()}
     moving.to(State.SWITCHING, opened=opened, answer=str(answer))
     return answered(moving, answer)
 

@@ -72,7 +72,7 @@ def taken_up(work: CutoverWork, lease: Lease, *, rehearsal: bool) -> Cutover:
 
 def _still_read(pipeline: Pipeline, places: Places) -> Places:
     """A way back reads other tables once the application was led to another target."""
-    routes = [Capture(pipeline.tables, pipeline.routes, lower_case=one).route for one in (False, True)]
+    routes = [Capture(pipeline.tables, pipeline.routes, lower_case=lower_case).route for lower_case in (False, True)]
     kept = {
         name: [table for table in tables if any(route(*table) for route in routes)] for name, tables in places.items()
     }

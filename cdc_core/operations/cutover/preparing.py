@@ -176,9 +176,9 @@ def findings_of(work: CutoverWork, tables: Tables) -> tuple[CheckFinding, ...]:
             f"the pipeline has the targets {', '.join(names)}, and one command",
             "make sure that the command leads the application to the target in LOCKSTEP_CUTOVER_TARGET",
         )
-    for one in with_due(tables.targets):
+    for table in with_due(tables.targets):
         found.warn(
-            f"table {one.name}",
+            f"table {table.name}",
             "indexes that were dropped before its first load are due",
             "the next run builds them, or the cutover before it begins",
         )

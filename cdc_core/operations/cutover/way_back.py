@@ -63,7 +63,7 @@ class ExistingWayBack(WayBack):
         seen: dict[str, Position] = {}
         for source, place in places.items():
             later = [batch for batch in meta.batches.find(source) if batch.end > place and not batch.copied]
-            seen[source] = max((one.end for one in later), default=place)
+            seen[source] = max((batch.end for batch in later), default=place)
         why = StagedTables(pipeline, pipeline.databases, meta).missed(places, self.opened.store)
         return Disturbed(f"of the old tables, {why}" if why else "", seen)
 

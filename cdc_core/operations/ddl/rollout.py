@@ -71,7 +71,7 @@ class DecidedTable:
     @property
     def copied(self) -> bool:
         """Whether its only statement copies the table."""
-        return any(COPY in one.ways for one in self.foretold.values())
+        return any(COPY in foretold.ways for foretold in self.foretold.values())
 
     def behind(self, shard: RolloutShard) -> int | None:
         """How many statements the shard has behind it; None for one that is missing or defined otherwise."""
@@ -80,7 +80,9 @@ class DecidedTable:
 
     def drift(self, shard: RolloutShard) -> tuple[str, ...]:
         """How a shard that is defined otherwise differs from the nearest definition that was foretold."""
-        other = next((one.found for one in self.shards if one.server == shard.server and self.behind(one) == 0), None)
+        other = next(
+            (beside.found for beside in self.shards if beside.server == shard.server and self.behind(beside) == 0), None
+        )
         if shard.found is None or other is None:
             return ()
         lines = difflib.unified_diff(other.text.splitlines(), shard.found.text.splitlines(), lineterm="", n=0)
@@ -217,12 +219,14 @@ def _decided(
     by_server: dict[str, list[tuple[str, str]]] = {}
     for place in places:
         by_server.setdefault(work.target.connections[place.connection], []).append((place.database, place.table))
-    problems += [indexes_due(one.name) for one in with_due(by_server)]
+    problems += [indexes_due(indexed.name) for indexed in with_due(by_server)]
     foretold: dict[str, Foretold] = {}
     for server in dict.fromkeys(shard.server for shard in shards):
         mine = [shard for shard in shards if shard.server == server and shard.found is not None]
         told = _told(former, server, logical)
-        still = former is not None and (former.state == OPEN or told is None or all(_knows(told, one) for one in mine))
+        still = former is not None and (
+            former.state == OPEN or told is None or all(_knows(told, shard) for shard in mine)
+        )
         if told is not None and still:
             foretold[server] = told
         elif mine:

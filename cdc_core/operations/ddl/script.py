@@ -81,10 +81,10 @@ def parse(text: str, name: str) -> Script:
 
 def _statements(text: str, first_line: int, name: str) -> Iterator[ScriptStatement]:
     found: list[tuple[Token, tuple[int, int]]] = []
-    for one in [*placed_tokens(text), (Token(TokenKind.SIGN, ";"), (len(text), len(text)))]:
-        token = one[0]
+    for placed in [*placed_tokens(text), (Token(TokenKind.SIGN, ";"), (len(text), len(text)))]:
+        token = placed[0]
         if token.kind is not TokenKind.SIGN or token.text != ";":
-            found.append(one)
+            found.append(placed)
             continue
         if found:
             line = first_line + text.count("\n", 0, found[0][1][0])
@@ -117,7 +117,7 @@ def _statement(found: Sequence[tuple[Token, tuple[int, int]]], text: str, line: 
         if column.lower() == VERSION_COLUMN:
             raise _bad(f"`{column}` is Lockstep's own column.", where, "leave this clause out")
     for clause in Reader(rest).clauses():
-        drops_index = [one.word for one in clause[:2]] in (["DROP", "INDEX"], ["DROP", "KEY"])
+        drops_index = [token.word for token in clause[:2]] in (["DROP", "INDEX"], ["DROP", "KEY"])
         if drops_index and clause[-1].text.upper() == "PRIMARY":
             what = "`DROP INDEX PRIMARY` is not for all shards: it changes the key."
             raise _bad(what, where, "leave this clause out")

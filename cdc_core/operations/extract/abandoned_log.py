@@ -47,8 +47,8 @@ def missed(known: Mapping[str, TableCoverage], found: SourceSurvey, start: Check
     """
     place = start.position
     made: dict[str, TableCoverage] = {}
-    for table, one in known.items():
-        if not one.how.captured:
+    for table, coverage in known.items():
+        if not coverage.how.captured:
             continue
         gone = found.complete and table not in found.tables
         made[table] = TableCoverage(
@@ -57,7 +57,7 @@ def missed(known: Mapping[str, TableCoverage], found: SourceSurvey, start: Check
             found.at_us,
             str(place),
             found.tables.get(table),
-            one.feeds,
+            coverage.feeds,
             absent_seq=place.seq if gone else 0,
         )
     return made

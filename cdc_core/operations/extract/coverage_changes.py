@@ -56,11 +56,11 @@ class CoverageLog:
 
     @property
     def whole(self) -> frozenset[str]:
-        return frozenset(table for table, one in self._known.items() if one.whole)
+        return frozenset(table for table, coverage in self._known.items() if coverage.whole)
 
     @property
     def partial(self) -> dict[str, TableCoverage]:
-        return {table: one for table, one in sorted(self._known.items()) if not one.whole}
+        return {table: coverage for table, coverage in sorted(self._known.items()) if not coverage.whole}
 
     def survey(self, found: SourceSurvey, *, captured: str = "") -> None:
         """Adds the result of a survey, before blocks that begin before its position.
@@ -134,7 +134,7 @@ class CoverageLog:
 
     def add(self, block: Block) -> None:
         """Takes what a block says."""
-        for event in sorted(self._events(block), key=lambda one: (one.seq, one.what is Happened.ROWS)):
+        for event in sorted(self._events(block), key=lambda event: (event.seq, event.what is Happened.ROWS)):
             for table in self._meant(event.table):
                 known = self._known.get(table)
                 found = after(known, event, surveyed_seq=self._absent_seq(table))

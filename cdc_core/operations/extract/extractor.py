@@ -309,7 +309,7 @@ class Extractor:
             log_of.declared_empty(begin.empty, start.position, start.watermark_us)
         log_of.left_out(start.position, start.watermark_us)
         log_of.captured_again(left_out, start.position, start.watermark_us)
-        of_log = {table for table, one in log_of.known.items() if one.how is not How.EXISTING}
+        of_log = {table for table, coverage in log_of.known.items() if coverage.how is not How.EXISTING}
         found = self._survey(start, known, of_log)
         if found.complete or not covered.surveyed.seq:  # then the rules are kept with it
             log_of.other_rules(self._under_other_rules(covered), start.position, start.watermark_us)

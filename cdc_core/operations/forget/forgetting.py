@@ -104,7 +104,7 @@ def _keys(opened: OpenPipeline, table: str, given: Sequence[str], where: str) ->
     texts, condition = texts_of(given, columns), digest([table, where]) if where else ""
     if where:
         texts |= texts_where(opened, files, columns, where)
-        texts = texts.union(*(one.found for one in _own_unended(opened) if one.condition == condition))
+        texts = texts.union(*(erasure.found for erasure in _own_unended(opened) if erasure.condition == condition))
     if not texts:
         raise UsageError(
             f"No staged change of {table} is of rows that the condition is true of." if where else "No key is given.",
@@ -116,7 +116,7 @@ def _keys(opened: OpenPipeline, table: str, given: Sequence[str], where: str) ->
 
 
 def _own_unended(opened: OpenPipeline) -> list[Erasure]:
-    return [one for one in erasures.unended(opened.store) if one.pipeline == opened.name]
+    return [erasure for erasure in erasures.unended(opened.store) if erasure.pipeline == opened.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +178,13 @@ class _Forgetting:
                 record.withdraw(opened.store)
                 opened.meta.failures.clear(FORGET, record.request)
             raise
-        for one in found.staged:
-            StagedErasure(opened, record.request, leases.turn).erase(one)
+        for staged in found.staged:
+            StagedErasure(opened, record.request, leases.turn).erase(staged)
             erase_staged.sweep_orphans(
                 opened,
-                one.source,
-                extractor=leases.extractors[one.source],
-                copier=leases.copiers[one.source],
+                staged.source,
+                extractor=leases.extractors[staged.source],
+                copier=leases.copiers[staged.source],
                 turn=leases.turn,
             )
         self._erase_derived(found, leases)
@@ -228,12 +228,12 @@ class _Forgetting:
         (stage.damaged)."""
         found = find_places(self.opened, self.keys, sessions)
         left = [place.where for place in found.places]
-        for one in found.staged:
-            named = set(one.files) | {part.path for each in one.manifests for part in each.parts}
-            end = one.manifests[-1].end.position.seq if one.manifests else 0
+        for staged in found.staged:
+            named = set(staged.files) | {part.path for each in staged.manifests for part in each.parts}
+            end = staged.manifests[-1].end.position.seq if staged.manifests else 0
             for path, source in staged_paths(self.opened, self.keys.table):
                 name = parse_part(path)
-                if path not in named and source == one.source and (name is None or name.seq < end):
+                if path not in named and source == staged.source and (name is None or name.seq < end):
                     left.append(path)
         if left:
             raise DataAtRisk(
@@ -242,5 +242,5 @@ class _Forgetting:
                 code="stage.damaged",
                 remedy="erase the same keys again; if rows are left again, report this",
             )
-        erased = (each for one in found.staged for batch in one.manifests for each in batch.erased)
+        erased = (each for staged in found.staged for batch in staged.manifests for each in batch.erased)
         return sum(each.rows for each in erased if each.request == request)

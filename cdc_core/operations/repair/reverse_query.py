@@ -126,7 +126,7 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
             if not asked:
                 return Queried(left_out=left_out, left=left)
             leases = {}
-            for name in sorted({source.name for one in asked for source, _ in one.feeding}):
+            for name in sorted({source.name for table in asked for source, _ in table.feeding}):
                 leases[name] = stack.enter_context(copier_lease(opened, name))
             made = claim(job, asked, leases, queried=True)
     except (RetryLater, Refused) as error:
@@ -134,7 +134,7 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
         return Queried(left_out=left_out, left=left, error=error)
     rows, deletes = made.count(deleted=False), made.count(deleted=True)
     batches = tuple(batch.batch_id for batch in made.batches)
-    keys = sum(len(one.keys) for one in asked)
+    keys = sum(len(table.keys) for table in asked)
     return Queried(keys, rows, deletes, batches, left, left_out)
 
 
@@ -168,7 +168,7 @@ class _Changed:
                     texts.append(text)
             if at:
                 some = batch.take(pa.array(at))
-                columns = [some.column(one.name).cast(one.type) for one in fields]
+                columns = [some.column(schema_field.name).cast(schema_field.type) for schema_field in fields]
                 found.append(pa.RecordBatch.from_arrays(columns, schema=fields))
         if not found:
             return None, []
@@ -220,7 +220,7 @@ def _old_changes(
             if kept:
                 at = pa.array(kept)
                 of_table.batches.append((some.drop_columns([SEQ]).take(at), texts.take(at)))
-    return {name: one for name, one in found.items() if one.seqs}, left_out, left
+    return {name: change for name, change in found.items() if change.seqs}, left_out, left
 
 
 def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, known: _Changed | None) -> str:

@@ -78,7 +78,7 @@ _KEYS = 1 << 16
 _PART_EVENTS = 1 << 18
 """So many events of these keys are gathered before those that do not matter are left out."""
 _LAST = (1 << 63) - 1
-_FINDINGS = [OUTCOMES.index(one) for one in Wrong]
+_FINDINGS = [OUTCOMES.index(wrong) for wrong in Wrong]
 
 
 def _hash(text: str, place: str) -> str:
@@ -168,7 +168,7 @@ class Differences:
         # Many staged files have few changes: a statement for each of them would take longer than all of their rows.
         if events.num_rows:
             self._waiting.append(events)
-        if len(self._waiting) >= _TABLES or sum(one.num_rows for one in self._waiting) >= _EVENTS:
+        if len(self._waiting) >= _TABLES or sum(table.num_rows for table in self._waiting) >= _EVENTS:
             self._keep()
 
     def _keep(self) -> None:

@@ -137,11 +137,11 @@ def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, A
         ordered = document["mode"] == Mode.ORDERED
         said = [table for table in document["tables"] if table["table"] not in settled]
         if ordered:
-            settled |= {one["table"] for one in said if one["error"] is None}
-        if not used or any(one["findings"] or one["unsettled"] for one in said):
+            settled |= {table["table"] for table in said if table["error"] is None}
+        if not used or any(table["findings"] or table["unsettled"] for table in said):
             used.append(path)
             tables += said
-        if ordered and document["all_tables"] and not any(one["error"] for one in said):
+        if ordered and document["all_tables"] and not any(table["error"] for table in said):
             break
     return used, {"mode": Mode.ORDERED, "tables": tables}
 

@@ -59,7 +59,10 @@ def verify(job: VerifyJob, tables: Sequence[str] | None = None) -> VerifyReport:
                     raise
                 result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
             results.append(result)
-        compared = set(fed.tables) == {one.table for one in results if one.error is None} and not fed.uncompared
+        compared = (
+            set(fed.tables) == {table_result.table for table_result in results if table_result.error is None}
+            and not fed.uncompared
+        )
         servers = {source.name: source.address.identity for source in sources}
         progress = kept.progress
         return VerifyReport(

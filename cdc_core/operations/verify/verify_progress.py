@@ -56,9 +56,9 @@ class Figures:
     seconds: float = 0.0
 
 
-def figures_of(one: Figures) -> dict[str, Any]:
+def figures_of(figures: Figures) -> dict[str, Any]:
     """The fields that all figures have, by name."""
-    return {each.name: getattr(one, each.name) for each in fields(Figures)}
+    return {each.name: getattr(figures, each.name) for each in fields(Figures)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +129,22 @@ class VerifyProgress:
             return None
 
 
-def _bytes_of(one: Difference) -> int:
-    return len(dumped(one)) + len(",")
+def _bytes_of(difference: Difference) -> int:
+    return len(dumped(difference)) + len(",")
 
 
 def _first(some: tuple[Difference, ...], most_bytes: int) -> tuple[Difference, ...]:
     """As many of the first as take no more than this."""
     sizes = accumulate(map(_bytes_of, some))
-    return tuple(one for one, size in zip(some, sizes, strict=True) if size <= most_bytes)
+    return tuple(difference for difference, size in zip(some, sizes, strict=True) if size <= most_bytes)
 
 
 def joined(some: Sequence[SourceSpan], more: Sequence[SourceSpan]) -> tuple[SourceSpan, ...]:
     """For each source, from the lowest to the highest place of both."""
-    spans = {one.source: one for one in some}
-    for one in more:
-        known = spans.get(one.source, one)
-        spans[one.source] = SourceSpan(one.source, min(known.low, one.low), max(known.high, one.high))
+    spans = {span.source: span for span in some}
+    for span in more:
+        known = spans.get(span.source, span)
+        spans[span.source] = SourceSpan(span.source, min(known.low, span.low), max(known.high, span.high))
     return tuple(spans[name] for name in sorted(spans))
 
 
@@ -204,7 +204,7 @@ class KeptProgress:
 
     def bytes_left(self, table: str) -> int:
         """What the keys of a table's findings may take beside those of other tables."""
-        return KEPT_BYTES - sum(one.first_bytes for name, one in self.progress.tables.items() if name != table)
+        return KEPT_BYTES - sum(tally.first_bytes for name, tally in self.progress.tables.items() if name != table)
 
     def keep(self, table: str, tally: Tally) -> None:
         """Raises RetryLater (lease.lost)."""
