@@ -193,7 +193,7 @@ class Batches(Repository):
         known = self.files([manifest.batch_id])[manifest.batch_id]
         had = [(file.path, file.sha256, file.rows) for file in known]
         has = [(part.path, part.sha256, part.rows) for part in manifest.parts]
-        erased = {(one.path, one.sha256) for one in manifest.erased}
+        erased = {(rows.path, rows.sha256) for rows in manifest.erased}
         same = len(had) == len(has) and all(was == now or was[:2] in erased for was, now in zip(had, has, strict=True))
         if batch_of(row).end == manifest.end.position and same:
             if had != has:  # the erasure was killed before it came here

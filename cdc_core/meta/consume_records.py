@@ -86,19 +86,19 @@ class ConsumeRecords(Repository):
                 [
                     {
                         "target": target,
-                        "batch_id": one.batch_id,
-                        "table_name": one.table,
-                        "source": one.source,
-                        "begin_seq": one.begin_seq,
-                        "row_count": one.rows,
-                        "taken": one.taken,
+                        "batch_id": claim.batch_id,
+                        "table_name": claim.table,
+                        "source": claim.source,
+                        "begin_seq": claim.begin_seq,
+                        "row_count": claim.rows,
+                        "taken": claim.taken,
                         "state": RecordState.STAGED,
                         "run_id": run_id,
                         "attempts": 1,
                         "created_us": now,
                         "updated_us": now,
                     }
-                    for one in sorted(fresh, key=lambda one: (one.batch_id, one.table))
+                    for claim in sorted(fresh, key=lambda claim: (claim.batch_id, claim.table))
                 ],
             )
         if taken:
@@ -117,7 +117,7 @@ class ConsumeRecords(Repository):
                     last_error=None,
                     updated_us=now,
                 ),
-                [{"of_batch": one.batch_id, "of_table": one.table, "is_taken": one.taken} for one in taken],
+                [{"of_batch": claim.batch_id, "of_table": claim.table, "is_taken": claim.taken} for claim in taken],
             )
 
     def move(self, run_id: str, target: str, batch_ids: Sequence[str], goal: RecordState) -> int:

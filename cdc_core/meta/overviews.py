@@ -136,7 +136,7 @@ class Overviews(Repository):
             query = select(_batch).where(_batch.c.source == source).order_by(_batch.c.begin_seq.desc()).limit(BATCHES)
             found += [batch_of(row) for row in self.execute(query)]
         # Stable: within a window the batches of a source keep the order of its log.
-        return tuple(sorted(found, key=lambda one: one.window_start_us, reverse=True)[:BATCHES])
+        return tuple(sorted(found, key=lambda batch: batch.window_start_us, reverse=True)[:BATCHES])
 
     def _growth(self, schedule: Windows, watermark_us: int) -> tuple[WindowSums, ...]:
         ends = select(func.min(_batch.c.window_start_us), func.max(_batch.c.window_start_us))

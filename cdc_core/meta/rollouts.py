@@ -92,13 +92,13 @@ class Rollouts(Repository):
         values = [
             {
                 "rollout_id": rollout.rollout_id,
-                "table_name": one.logical,
-                "shard": one.shard,
-                "behind": one.behind,
+                "table_name": shard.logical,
+                "shard": shard.shard,
+                "behind": shard.behind,
                 "attempts": 0,
                 "updated_us": now,
             }
-            for one in known
+            for shard in known
         ]
         if values:
             self.execute(insert(_shard), values)

@@ -143,7 +143,7 @@ class RunRegister(Repository):
 
     def _ended(self, before_us: int) -> ColumnElement[bool]:
         """The condition for runs that committed before a time, and whose rows set aside no target lacks any more."""
-        lacking = {one.run_id for one in Ledgers(self.connection).set_aside()}
+        lacking = {rejected.run_id for rejected in Ledgers(self.connection).set_aside()}
         old = (_run.c.state == RunState.COMMITTED) & (_run.c.updated_us < before_us)
         return old & _run.c.run_id.not_in(lacking)
 

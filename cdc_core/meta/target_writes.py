@@ -93,6 +93,6 @@ def _renewed(
     entries: Mapping[str, LastWrite], known: Mapping[str, LastWrite], by: Mapping[str, Renewal]
 ) -> dict[str, LastWrite]:
     """known: the entries so far. What another process has written since the shard was looked at stays."""
-    due = {shard: one.last for shard, one in by.items() if known.get(shard) == one.due}
+    due = {shard: renewal.last for shard, renewal in by.items() if known.get(shard) == renewal.due}
     kept = {shard: entry for shard, entry in entries.items() if shard not in due}
-    return kept | {shard: one for shard, one in due.items() if one is not None}
+    return kept | {shard: last for shard, last in due.items() if last is not None}

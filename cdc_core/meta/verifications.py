@@ -23,7 +23,7 @@ class Verifications(Repository):
     @reads
     def find(self, target: str) -> Verification | None:
         """None where none was ever begun."""
-        return next((one for one in self.all() if one.target == target), None)
+        return next((verification for verification in self.all() if verification.target == target), None)
 
     @reads
     def all(self) -> tuple[Verification, ...]:

@@ -45,16 +45,16 @@ class Compactions:
     by_source: Mapping[str, Sequence[Compaction]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Compaction]:
-        return (one for ranges in self.by_source.values() for one in ranges)
+        return (compaction for ranges in self.by_source.values() for compaction in ranges)
 
     def known(self, source: str) -> list[Mapping[str, Manifest]]:
         """For `manifest.chain`."""
-        return [one.known for one in self.by_source.get(source, ())]
+        return [compaction.known for compaction in self.by_source.get(source, ())]
 
     def at(self, source: str, seq: int) -> Compaction | None:
         """The range that has an order key of the source's log."""
         ranges = self.by_source.get(source, ())
-        number = bisect_right(ranges, seq, key=lambda one: one.begin.seq) - 1
+        number = bisect_right(ranges, seq, key=lambda compaction: compaction.begin.seq) - 1
         return ranges[number] if number >= 0 and seq < ranges[number].end.seq else None
 
     def counts_of(self, manifest: Manifest) -> BatchCounts | None:
@@ -106,19 +106,25 @@ def parse(data: bytes, path: str, source: str, where: str) -> Compaction:
     return found
 
 
-def files_of(one: Compaction) -> list[str]:
+def files_of(compaction: Compaction) -> list[str]:
     """All that there is of a range, in the order in which it is removed: the record last, by which the rest is found.
     Parts that were left as they are are those of their batches."""
-    files = [part.path for part in one.parts if parse_compacted(part.path)]
-    return [*files, originals_removed_path(one.source, one.begin), compaction_path(one.source, one.begin)]
+    files = [part.path for part in compaction.parts if parse_compacted(part.path)]
+    return [
+        *files,
+        originals_removed_path(compaction.source, compaction.begin),
+        compaction_path(compaction.source, compaction.begin),
+    ]
 
 
 def _apart(found: Iterable[Compaction]) -> Iterator[Compaction]:
     """Two that were made at once, by a process that had lost its turn, may overlap: the first one counts."""
     end = -1
-    for one in found:
-        if one.begin.seq < end:
-            log.warning("source %s: the compacted range %s is not used: another one overlaps it", one.source, one)
+    for compaction in found:
+        if compaction.begin.seq < end:
+            log.warning(
+                "source %s: the compacted range %s is not used: another one overlaps it", compaction.source, compaction
+            )
             continue
-        end = one.end.seq
-        yield one
+        end = compaction.end.seq
+        yield compaction

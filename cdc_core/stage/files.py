@@ -195,7 +195,7 @@ class FileStore:
         if directory.is_dir():
             return
         new = [directory, *directory.parents]
-        new = new[: next(i for i, one in enumerate(new) if one.exists())]
+        new = new[: next(i for i, path in enumerate(new) if path.exists())]
         # Only the owner may read the rows, until the owner opens the stage's own directory to others.
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ class FileStore:
                 raise OSError(errno.EROFS, f"{error.strerror}, in {new[-1].parent}") from error
             raise
         if durable:
-            _sync_all(one.parent for one in reversed(new))
+            _sync_all(path.parent for path in reversed(new))
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
         """Raises RetryLater (disk.error) for a folder that cannot be listed: it is not an empty one."""

@@ -84,7 +84,7 @@ def sql(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
         read, numbers = _names_read(connection, query), count()
         try:
-            for table in (one for one in named if one not in alike):
+            for table in (name for name in named if name not in alike):
                 every = TableFiles.at(manifests, table, as_of)
                 views = _views(store, every, purged.get(table, ""), lacking.get(table, ()), partial=partial)
                 for suffix, names in _sql_names(connection, table).items():

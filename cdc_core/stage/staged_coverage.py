@@ -149,8 +149,8 @@ def _by_source(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
 def feeding_tables(chain: Iterable[Manifest], covered: Mapping[str, TableCoverage]) -> dict[str, set[str]]:
     """The source tables of each logical table: those whose rows were staged for it, and those routed to it."""
     found: dict[str, set[str]] = defaultdict(set)
-    for table, one in covered.items():
-        for logical in one.feeds:
+    for table, coverage in covered.items():
+        for logical in coverage.feeds:
             found[logical].add(table)
     for manifest in chain:
         for part in manifest.parts:

@@ -169,17 +169,17 @@ def sides(manifests: Iterable[Manifest], parts: Sequence[StagedPart]) -> list[st
     alone = len({part.source for part in parts}) == 1
     known: dict[tuple[str, str], list[StagedPart]] = {}
     found: dict[str, None] = {}
-    for one in by_age(parts):
-        before = known.setdefault((one.source, one.schema.name), [])
-        if conflict([one.schema, *(each.schema for each in before)]):
-            old, new = batches[before[-1].part.path], batches[one.part.path]
+    for part in by_age(parts):
+        before = known.setdefault((part.source, part.schema.name), [])
+        if conflict([part.schema, *(each.schema for each in before)]):
+            old, new = batches[before[-1].part.path], batches[part.part.path]
             until = since = str(old.end.position)
             if not alone:  # a position is of one source; a time is between two windows
                 until = from_us(new.window_start_us).isoformat()
                 since = until if old.window_end_us <= new.window_start_us else from_us(new.window_end_us).isoformat()
             found[f"until={until!r} or since={since!r}"] = None
             before.clear()
-        before.append(one)
+        before.append(part)
     return list(found)
 
 
@@ -272,9 +272,9 @@ def _digits(integer: pa.DataType) -> tuple[int, int]:
 def _conflict(table: str, column: str, schemas: Sequence[TableSchema]) -> Refused:
     kinds: dict[str, list[str]] = {}
     for schema in schemas:
-        for one in schema.columns:
-            if one.name.lower() == column.lower():
-                kinds.setdefault(str(one.type), []).append(f"{schema.name} ({schema.id})")
+        for defined in schema.columns:
+            if defined.name.lower() == column.lower():
+                kinds.setdefault(str(defined.type), []).append(f"{schema.name} ({schema.id})")
     text = "; ".join(f"{kind} in {', '.join(dict.fromkeys(where))}" for kind, where in kinds.items())
     return Refused(
         f"The types of column {column!r} have no exact common type: {text}.",
