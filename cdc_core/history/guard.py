@@ -60,7 +60,7 @@ class HeldVersions(Sequence[TargetVersion]):
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
+            return [self[index] for index in range(*at.indices(len(self)))]
         return TargetVersion(
             self.rows[at].as_py(), self.tombstones[at].as_py(), int(self.fresher[at]), self.values.get(at, {})
         )

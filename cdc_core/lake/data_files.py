@@ -224,13 +224,13 @@ class OpenFile:
     def read(self, group: int, names: Iterable[str]) -> pa.Table:
         """Columns of a row group, by their names and with their types in the table."""
         wanted = [self._files.columns.field(name) for name in names]
-        here = {one.name: self._names.get(int(one.metadata[_FIELD_ID])) for one in wanted}
+        here = {field.name: self._names.get(int(field.metadata[_FIELD_ID])) for field in wanted}
         rows = self._parquet.read_row_group(group, columns=[name for name in here.values() if name is not None])
         count = int(self.starts[group + 1] - self.starts[group])
         columns = {}
-        for one in wanted:
-            own = here[one.name]
-            columns[one.name] = pa.nulls(count, one.type) if own is None else rows.column(own).cast(one.type)
+        for field in wanted:
+            own = here[field.name]
+            columns[field.name] = pa.nulls(count, field.type) if own is None else rows.column(own).cast(field.type)
         return pa.table(columns)
 
     def span(self, group: int, name: str) -> tuple[Any, Any] | None:

@@ -250,11 +250,11 @@ def expire(found: LakeRows) -> None:
     table = found.table.catalog.load_table(found.table.name())
     former = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in found.snapshots]
     stay = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in found.snapshots]
-    lists = {one.manifest_list for one in former}
+    lists = {snapshot.manifest_list for snapshot in former}
     doomed = files_of(table, former, whole=False) - files_of(table, stay)
-    for path in (*sorted(doomed, key=lambda one: (one in lists, one.endswith(".avro"))), *found.strays):
+    for path in (*sorted(doomed, key=lambda place: (place in lists, place.endswith(".avro"))), *found.strays):
         with suppress(FileNotFoundError):
             table.io.delete(path)
     if former:
-        update = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [one.snapshot_id for one in former]})
+        update = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [snapshot.snapshot_id for snapshot in former]})
         commit(table.catalog, [TableCommit(table, (at_main(head(table)),), (update,))])

@@ -24,8 +24,8 @@ def published_runs(
     than the oldest one that is left, and one that was rolled back has not: the number below stands for both.
     """
     found: dict[Shard, dict[str, int]] = {}
-    asked = [one for one in wanted if target.table(one[0]) is not None]
-    asked = [one for one in asked if name_of(identifier(target, one[0])) == one[1]]
+    asked = [shard for shard in wanted if target.table(shard[0]) is not None]
+    asked = [shard for shard in asked if name_of(identifier(target, shard[0])) == shard[1]]
     if not asked:
         return found
     with catalog_answers(target):
@@ -35,7 +35,11 @@ def published_runs(
                 table = catalog.load_table(identifier(target, shard[0]))
             except NoSuchTableError:
                 continue
-            shown = {said(one, RUN): int(said(one, NUMBER)) for one in ancestry(table, head(table)) if said(one, RUN)}
+            shown = {
+                said(snapshot, RUN): int(said(snapshot, NUMBER))
+                for snapshot in ancestry(table, head(table))
+                if said(snapshot, RUN)
+            }
             below = min(shown.values()) - 1 if shown else number_below(table, head(table))
             found[shard] = dict.fromkeys(wanted[shard] or (), below) | shown
     return found

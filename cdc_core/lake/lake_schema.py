@@ -111,8 +111,8 @@ def first_changes_schema(columns: Iterable[pa.Field]) -> Schema:
 def _identifiers(fields: Sequence[NestedField], key: Sequence[str]) -> list[int]:
     """Iceberg's identifier fields; none where the key has a type that it does not allow."""
     mine = [field for field in fields if field.name in key]
-    allowed = not any(isinstance(one.field_type, FloatType | DoubleType | ListType) for one in mine)
-    return [one.field_id for one in mine] if allowed else []
+    allowed = not any(isinstance(field.field_type, FloatType | DoubleType | ListType) for field in mine)
+    return [field.field_id for field in mine] if allowed else []
 
 
 def evolved(
@@ -127,7 +127,7 @@ def evolved(
         if old in known and old not in wanted and new not in known:
             known[new] = known.pop(old)
     fields = [_followed(known.pop(column.name.lower(), None), column, ids, table) for column in columns]
-    fields += [one.model_copy(update={"required": False}) for one in known.values()]
+    fields += [field.model_copy(update={"required": False}) for field in known.values()]
     fields += [field for field in schema.fields if field.name in BOOKKEEPING]
     fitted = Schema(*fields, identifier_field_ids=schema.identifier_field_ids)
     return None if fitted.fields == schema.fields else fitted
@@ -161,7 +161,7 @@ def _takes(kind: IcebergType, other: IcebergType) -> bool:
 
 def arrow_schema(schema: Schema) -> pa.Schema:
     """The Arrow schema of the data files, with field ids."""
-    return pa.schema([one.with_type(_small(one.type)) for one in schema_to_pyarrow(schema)])
+    return pa.schema([field.with_type(_small(field.type)) for field in schema_to_pyarrow(schema)])
 
 
 def _small(kind: pa.DataType) -> pa.DataType:

@@ -122,7 +122,7 @@ class MirrorTables:
 
     def mirror(self, rows: LiveFiles, tombstones: LiveFiles) -> Mirror:
         """As workers need it."""
-        mine, places = (table_files(one, latest_schema(one), self.key) for one in (self.rows, self.tombstones))
+        mine, places = (table_files(table, latest_schema(table), self.key) for table in (self.rows, self.tombstones))
         buried = tuple(tombstones.files)
         return Mirror(self.rule.logical, mine, tuple(rows.files), places, buried, tuple(truncates_in(places, buried)))
 
@@ -181,7 +181,7 @@ def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames
     name, known = rows.name(), tuple(field.name for field in latest_schema(tombstones).fields[:-1])
     renamed = known
     for old, new in renames:
-        renamed = tuple(new if one.lower() == old.lower() else one for one in renamed)
+        renamed = tuple(new if column.lower() == old.lower() else column for column in renamed)
     if rule.key not in (known, renamed):
         raise Refused(
             f"The rows of {name_of(name)} are known by ({', '.join(known)}); the key is ({', '.join(rule.key)}) now.",
@@ -189,7 +189,7 @@ def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames
             code="target.definition",
             remedy=f"{ANOTHER_MIRROR} has the new key",
         )
-    was, wanted = ("flag" if one else "remove" for one in (DELETED in rows.schema().column_names, rule.flagged))
+    was, wanted = ("flag" if flagged else "remove" for flagged in (DELETED in rows.schema().column_names, rule.flagged))
     if was != wanted:
         raise Refused(
             f"{name_of(name)} was made with deletes: {was}, and its rule says deletes: {wanted} now.",
@@ -326,7 +326,7 @@ def _adding(table: Table, made: Schema) -> TableCommit:
     metadata, number = table.metadata, max(table.schemas()) + 1
     added = Schema(*made.fields, schema_id=number, identifier_field_ids=made.identifier_field_ids)
     requirements = (AssertLastAssignedFieldId(last_assigned_field_id=metadata.last_column_id),)
-    mine = ",".join(str(one) for one in (*own_schemas(table), number))
+    mine = ",".join(str(schema_id) for schema_id in (*own_schemas(table), number))
     updates = AddSchemaUpdate.model_validate({"schema": added}), SetPropertiesUpdate(updates={SCHEMAS: mine})
     return TableCommit(table, requirements, updates)
 
@@ -334,7 +334,7 @@ def _adding(table: Table, made: Schema) -> TableCommit:
 def show_schema(tables: MirrorTables) -> None:
     """Readers see the schemas that were added last. Raises what the catalog raises."""
     due = [part for part in tables.parts if latest_schema(part).schema_id != part.metadata.current_schema_id]
-    updates = [SetCurrentSchemaUpdate.model_validate({"schema-id": latest_schema(one).schema_id}) for one in due]
+    updates = [SetCurrentSchemaUpdate.model_validate({"schema-id": latest_schema(table).schema_id}) for table in due]
     commits = [TableCommit(table, (), (update,)) for table, update in zip(due, updates, strict=True)]
     if commits:
         commit(tables.rows.catalog, commits)

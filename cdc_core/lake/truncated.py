@@ -73,15 +73,15 @@ def truncated_rows(files: KeyedFiles, file: LiveFile, positions: BitMap, truncat
 def truncates_in(files: KeyedFiles, live: Sequence[LiveFile]) -> dict[bytes, tuple[str, int]]:
     """The tombstones without a key: where each version is."""
     found: dict[bytes, tuple[str, int]] = {}
-    for one in live:
-        if not one.keyless:
+    for file in live:
+        if not file.keyless:
             continue
-        gone = deleted_rows(files, one) if one.deletes else BitMap()
-        with OpenFile(files, one.path) as opened:
+        gone = deleted_rows(files, file) if file.deletes else BitMap()
+        with OpenFile(files, file.path) as opened:
             for group in opened.groups:
                 rows = opened.read(group, [files.key[0], VERSION_COLUMN])
                 for at in np.flatnonzero(np.asarray(whole(rows.column(0).is_null()))).tolist():
                     place = at + int(opened.starts[group])
                     if place not in gone:
-                        found[rows.column(1)[at].as_py()] = (one.path, place)
+                        found[rows.column(1)[at].as_py()] = (file.path, place)
     return found
