@@ -99,7 +99,7 @@ def make_gates(places: Places, patience_s: float = 0.0) -> None:
                     create(cursor, database, (GATES,))
                     cursor.executemany(
                         f"INSERT IGNORE INTO {quote(database, GATES)} (table_name) VALUES (%s)",
-                        [(one,) for one in some],
+                        [(table,) for table in some],
                     )
             there = _triggers(cursor, tables)
             for place in tables:
@@ -139,8 +139,8 @@ def open_gates(places: Places, *, token: str = "", sparing: Collection[str] = ()
     """Lets everybody write again. token: opens only for whoever has closed with it. sparing: tokens that stay. Safe to
     repeat, also after half of it was done. Raises as make_gates."""
     change = "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))"
-    for one in [token] if token else {by for gate in gates_of(places) for by in gate.closed_by - set(sparing)}:
-        _update(places, lambda tokens, one=one: one in tokens, change, f",{one},")  # type: ignore[misc]
+    for closer in [token] if token else {by for gate in gates_of(places) for by in gate.closed_by - set(sparing)}:
+        _update(places, lambda tokens, closer=closer: closer in tokens, change, f",{closer},")  # type: ignore[misc]
 
 
 def _update(places: Places, among: Callable[[frozenset[str]], bool], change: str, *arguments: str) -> None:
@@ -148,7 +148,9 @@ def _update(places: Places, among: Callable[[frozenset[str]], bool], change: str
     for reference, tables in places.items():
         with _session(reference) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
-                names = [one for one, (tokens, _) in _rows(cursor, database).items() if one in some and among(tokens)]
+                names = [
+                    name for name, (tokens, _) in _rows(cursor, database).items() if name in some and among(tokens)
+                ]
                 if names:
                     cursor.execute(
                         f"UPDATE {quote(database, GATES)} SET {change} "
@@ -187,15 +189,15 @@ def gates_of(places: Places) -> list[Gate]:
 
 def gated_tables(places: Places) -> frozenset[str]:
     """The tables, `database.table`, that somebody has closed, whether writes get through or not."""
-    return frozenset(one.table for one in gates_of(places))
+    return frozenset(gate.table for gate in gates_of(places))
 
 
 def lost_gates(places: Places) -> DataAtRisk | None:
     """What is wrong where tables that an application has left take writes again (cutover.gates_gone)."""
-    lost = [one for one in gates_of(places) if not one.closed]
+    lost = [gate for gate in gates_of(places) if not gate.closed]
     if not lost:
         return None
-    names = some_of(sorted(one.table for one in lost), 3)
+    names = some_of(sorted(gate.table for gate in lost), 3)
     return DataAtRisk(
         f"A cutover has led the application away from {names}, and nothing keeps writes out of them: the gates were "
         "dropped, or a table was swapped for another one. Writes there are lost.",
@@ -219,7 +221,7 @@ def require_not_left(places: Places, *, but: str = "") -> None:
 
     but: a token whose gates do not count. Raises Refused (cutover.left_before), and target_faults' errors.
     """
-    gated = sorted(one.table for one in gates_of(places) if one.closed_by - {but})
+    gated = sorted(gate.table for gate in gates_of(places) if gate.closed_by - {but})
     if gated:
         raise Refused(
             f"The application would be led away from {counted(len(gated), 'table')} with closed gates: "

@@ -453,8 +453,8 @@ def _inspect(
                 found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
         problems += [known.unsound[table] for table in found if table in known.unsound]
         lacking = survey.lacking(number, database, where=where)
-        sound = [one for name, one in found.items() if name not in known.unsound]
-        bare = [one for one in sound if not (one.versioned or one.beside or one.keyless)]
+        sound = [table for name, table in found.items() if name not in known.unsound]
+        bare = [table for table in sound if not (table.versioned or table.beside or table.keyless)]
         if bare and not may_alter(connection, bare[0], where=where):
             lacking = tuple(privilege for privilege in PRIVILEGES if privilege in (*lacking, "ALTER"))
         if lacking:

@@ -243,7 +243,7 @@ def shard_tables(target: MysqlTarget, logical: str) -> tuple[ShardTable, ...]:
             remedy="give one connection for all databases, or one for each database number in order",
         )
     found = tuple(_named(target, logical, rule))
-    names = {(one.connection, one.name) for one in found}
+    names = {(table.connection, table.name) for table in found}
     if len(names) < len(found):
         raise UsageError(
             f"{len(found)} shards of {logical!r} have only {len(names)} different table names.",

@@ -159,7 +159,7 @@ class _Plan:
     def table(self, *, versioned: bool) -> PlannedTable:
         columns = self._agreed()
         made = tuple(self._column(column) for column in columns if column.name.lower() != VERSION_COLUMN)
-        indexes = tuple(self._indexes({one.name.lower(): one for one in made}))
+        indexes = tuple(self._indexes({column.name.lower(): column for column in made}))
         self._note_left_out()
         collation = ""
         if self.first is not None and self.first.collation:
@@ -195,8 +195,8 @@ class _Plan:
             lacking = len(uses) < len(self.origins)
             if lacking and column.name.lower() not in self.in_key:
                 self.note(f"the column {column.name} is not in every source table: it allows NULL")
-            nullable = lacking or any(one.nullable for _, one in uses)
-            agreed.append(replace(column, nullable=nullable, generated=all(one.generated for _, one in uses)))
+            nullable = lacking or any(used.nullable for _, used in uses)
+            agreed.append(replace(column, nullable=nullable, generated=all(used.generated for _, used in uses)))
         if differ:
             raise Refused(
                 f"The source tables of {self.logical!r} have different columns: {'; '.join(dict.fromkeys(differ))}.",
@@ -383,7 +383,10 @@ class _Plan:
                 return f"the column {part.column} may be null or is not a geometry"
             if index.kind == "FULLTEXT" and column.type.collation != column.source.collation and len(index.parts) > 1:
                 return "its columns have other collations on the target"
-            long = sum(_index_bytes(columns.get(one.column.lower()), one.prefix) for one in index.parts) > _INDEX_BYTES
+            long = (
+                sum(_index_bytes(columns.get(indexed.column.lower()), indexed.prefix) for indexed in index.parts)
+                > _INDEX_BYTES
+            )
             large = (column.type.base in LARGE_OR_JSON or long) and index.kind != "FULLTEXT"
             if large and part.prefix is None and not (self.dialect.mariadb and index.unique and self.alone):
                 return f"the whole {part.column} cannot be in an ordinary index"

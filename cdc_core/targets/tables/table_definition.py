@@ -228,7 +228,7 @@ class DefinitionReader:
     def query(self, sql: str, arguments: Sequence[str]) -> list[Row]:
         with self.connection.cursor() as cursor:
             cursor.execute(sql, arguments)
-            names = [one[0].upper() for one in cursor.description]
+            names = [column[0].upper() for column in cursor.description]
             return [
                 {
                     name: value.decode() if isinstance(value, bytes) else value

@@ -62,7 +62,7 @@ def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
         cursor.execute("SELECT VERSION()")
         (version,) = cursor.fetchone() or ("",)
         cursor.execute("SELECT * FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY")
-        heads = [one[0].upper() for one in cursor.description]
+        heads = [column[0].upper() for column in cursor.description]
         at = heads.index("FULL_COLLATION_NAME") if "FULL_COLLATION_NAME" in heads else heads.index("COLLATION_NAME")
         names = [str(row[at]) for row in cursor.fetchall()]
     numbers = str(version).partition("-")[0].split(".")
@@ -76,7 +76,7 @@ def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]
     Defaults, expressions and comments may be others."""
     found: list[TableDifference] = []
     definition = there.definition
-    key = {one.lower() for one in planned.key}
+    key = {name.lower() for name in planned.key}
     at = "FIRST"
     for column in planned.columns:
         theirs = definition.by_name.get(column.name.lower())
@@ -131,7 +131,7 @@ def _column_differences(
 ) -> list[TableDifference]:
     found = []
     name = theirs.name
-    in_key = name.lower() in {one.lower() for one in planned.key}
+    in_key = name.lower() in {part.lower() for part in planned.key}
     problem = type_pairs.problem(column.source, theirs.type)
     if not problem and column.nullable and not theirs.nullable and not theirs.generated:
         problem = "it is NOT NULL"
@@ -208,7 +208,7 @@ def _index_differences(planned: PlannedTable, definition: TableDefinition) -> li
             found.append(TableDifference(f"the index {index.name} is missing", alter=f"ADD {index.sql}"))
     keyed = {name for name, _ in key.parts} if key else set()
     for (unique, parts), name in shapes.items():
-        if unique and (unique, parts) not in wanted and {one for one, _ in parts} != keyed:
+        if unique and (unique, parts) not in wanted and {column for column, _ in parts} != keyed:
             found.append(TableDifference(f"the unique key {name} is not on the source: rows may violate it"))
     return found
 
@@ -223,9 +223,9 @@ def alter_table(
     """Executes the safe alterations; the statements. Each is one of its own: killed between two, the rest is found
     again. Raises PyMySQL's errors."""
     done = []
-    for one in found:
-        if one.safe and one.alter:
-            statement = alter_sql(database, table, one)
+    for difference in found:
+        if difference.safe and difference.alter:
+            statement = alter_sql(database, table, difference)
             try:
                 with connection.cursor() as cursor:
                     cursor.execute(statement)
@@ -236,5 +236,5 @@ def alter_table(
     return done
 
 
-def alter_sql(database: str, table: str, one: TableDifference) -> str:
-    return f"ALTER TABLE {quote(database, table)} {one.alter}"
+def alter_sql(database: str, table: str, difference: TableDifference) -> str:
+    return f"ALTER TABLE {quote(database, table)} {difference.alter}"

@@ -146,7 +146,7 @@ def _indexed(facts: TableFacts, key: Sequence[str]) -> str:
 def _require_one_row(cursor: Any, facts: TableFacts, key: Sequence[str]) -> None:
     """An upsert that is not the newest of its key, and is spelled differently from it, was a row of its own, if the
     source may keep the two apart, or if they come from two source tables."""
-    texts = [one for one in key if facts.by_name[one.lower()].type.base in _COLLATED]
+    texts = [name for name in key if facts.by_name[name.lower()].type.base in _COLLATED]
     if not texts:
         return
     spellings = ", ".join(f"HEX({target_name(facts, text)})" for text in texts)
