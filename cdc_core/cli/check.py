@@ -92,7 +92,7 @@ def _lines(status: str, style: str, findings: Sequence[CheckFinding]) -> list[Re
         entry.add_column(no_wrap=True, min_width=4)
         entry.add_column(overflow="fold")
         first = found[0]
-        subjects = ", ".join(dict.fromkeys(one.subject for one in found))
+        subjects = ", ".join(dict.fromkeys(finding.subject for finding in found))
         what = first.error.what if first.error is not None and len(found) > 1 else first.what
         if status == "ok":
             entry.add_row(Text(status, style=style), f"{subjects}: {what}")

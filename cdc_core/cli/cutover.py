@@ -61,7 +61,10 @@ def plan(call: PipelineCall, target: TargetOption = None) -> None:
         Text(f"way back: {made.way_back}"),
         Text(said),
         Text(f"writes are stopped for at most {made.budget_s:g} s (cutover.budget_s); {made.stop}"),
-        *(Text(f"{one.status}: {one.subject}: {one.what}\n      {one.remedy}") for one in made.findings),
+        *(
+            Text(f"{finding.status}: {finding.subject}: {finding.what}\n      {finding.remedy}")
+            for finding in made.findings
+        ),
     )
     if made.error is not None:
         raise typer.Exit(made.error.exit_code)

@@ -71,15 +71,15 @@ def ls(
     if files:
         document["files"] = [
             {
-                "batch": one.batch_id,
+                "batch": manifest.batch_id,
                 "table": part.table,
                 "path": store.location(part.path),
                 "rows": part.rows,
                 "size_bytes": part.size_bytes,
                 "sha256": part.sha256,
             }
-            for one in found
-            for part in one.parts
+            for manifest in found
+            for part in manifest.parts
         ]
         call.answer(document, *(_line(file["path"]) for file in document["files"]))
         return
@@ -100,12 +100,12 @@ def _line(text: str) -> Text:
 def _by_table(found: Iterable[Manifest]) -> list[dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
     for part in (part for manifest in found for part in manifest.parts):
-        one = tables.setdefault(part.table, {"table": part.table, "rows": 0, "files": 0, "size_bytes": 0, "ops": {}})
-        one["rows"] += part.rows
-        one["files"] += 1
-        one["size_bytes"] += part.size_bytes
+        totals = tables.setdefault(part.table, {"table": part.table, "rows": 0, "files": 0, "size_bytes": 0, "ops": {}})
+        totals["rows"] += part.rows
+        totals["files"] += 1
+        totals["size_bytes"] += part.size_bytes
         for op, count in part.ops.items():
-            one["ops"][op] = one["ops"].get(op, 0) + count
+            totals["ops"][op] = totals["ops"].get(op, 0) + count
     return [tables[name] for name in sorted(tables)]
 
 
@@ -297,8 +297,8 @@ def compact(
     document: dict[str, Any] = {
         "dry_run": dry_run,
         "by": chosen,
-        "ranges": [asdict(one) for one in found.ranges],
-        "removed": [asdict(one) for one in found.removed],
+        "ranges": [asdict(compacted) for compacted in found.ranges],
+        "removed": [asdict(removal) for removal in found.removed],
         "held_by": found.held_by,
     }
     done, gone = ("would be compacted", "would be removed") if dry_run else ("compacted", "removed")
@@ -437,23 +437,27 @@ def export(
     store = call.store()
     options = StateOptions(key or None, since_horizon, partial, _moment(as_of, call), dropped)
     checked = _chains(call, store)
-    files = {one: to / f"{segment(one)}.parquet" for one in sorted(tables_of(checked.all))} if every else {name: to}
+    files = (
+        {logical: to / f"{segment(logical)}.parquet" for logical in sorted(tables_of(checked.all))}
+        if every
+        else {name: to}
+    )
     written: list[dict[str, Any]] = []
     errors: list[LockstepError] = []
-    for one, file in files.items():
+    for logical, file in files.items():
         try:
             if every:
                 to.mkdir(parents=True, exist_ok=True)
                 _require_writable(file, force=force)
-            batches = state_batches(store, checked.all, one, options)
-            rows = write_file(state_columns(checked.all, one, options), batches, file)
-            written.append({"table": one, "file": str(file), "rows": rows, "size_bytes": file.stat().st_size})
+            batches = state_batches(store, checked.all, logical, options)
+            rows = write_file(state_columns(checked.all, logical, options), batches, file)
+            written.append({"table": logical, "file": str(file), "rows": rows, "size_bytes": file.stat().st_size})
         except LockstepError as error:
             errors.append(error)
     if errors:
         raise combined(errors)
     document = {"tables": written} if every else written[0]
-    shown = (f"{counted(one['rows'], 'row')} of {one['table']} in {one['file']}" for one in written)
+    shown = (f"{counted(exported['rows'], 'row')} of {exported['table']} in {exported['file']}" for exported in written)
     call.output.answer(document | {"compared_with_meta": checked.compared}, *shown)
 
 

@@ -64,16 +64,18 @@ def status(
 _STYLES = {"failed": "bold red", "paused": "bold yellow", "late": "bold yellow", "noted": "yellow"}
 
 
-def problem_lines(one: Problem) -> Text:
+def problem_lines(problem: Problem) -> Text:
     """A problem for people, as errors are printed."""
-    lines = Text.assemble((f"{one.level.value}: ", _STYLES[one.level.value]), f"{one.subject}: {one.what}")
-    for name, value in (("at", one.where), ("fix", performable(one.remedy))):
+    lines = Text.assemble(
+        (f"{problem.level.value}: ", _STYLES[problem.level.value]), f"{problem.subject}: {problem.what}"
+    )
+    for name, value in (("at", problem.where), ("fix", performable(problem.remedy))):
         if value:
             lines.append(f"\n  {name:<4}", "bold").append(value)
-    if one.level.value == "failed":
-        since = f", since {moment(one.since_us)}" if one.since_us else ""
-        often = f", {one.times:,} times" if one.times > 1 else ""
-        lines.append(f"\n  code {one.code or '-'} ({one.exit_class}{since}{often})", "dim")
+    if problem.level.value == "failed":
+        since = f", since {moment(problem.since_us)}" if problem.since_us else ""
+        often = f", {problem.times:,} times" if problem.times > 1 else ""
+        lines.append(f"\n  code {problem.code or '-'} ({problem.exit_class}{since}{often})", "dim")
     return lines
 
 
@@ -89,7 +91,7 @@ def ledger_table(
     wrong = sum(1 for ledger in ledgers if ledger["problems"])
     kept = list(ledgers)
     if not every and len(kept) > MOST_ACCOUNTS:
-        kept.sort(key=lambda one: (not one["problems"], -one["staged_rows"]))
+        kept.sort(key=lambda ledger: (not ledger["problems"], -ledger["staged_rows"]))
         kept = kept[: max(MOST_ACCOUNTS, wrong)]
     title = f"{title}, which {'does not add up' if wrong else 'adds up'}"
     found: list[RenderableType] = [listing(title, kept, _LEDGER, omit_empty=_LEDGER_DETAILS)]

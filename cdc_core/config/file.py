@@ -131,7 +131,7 @@ def _keys_at(model: type[BaseModel], path: list[Any]) -> set[str]:
         field = model.model_fields.get(part) if isinstance(part, str) else None
         if field is not None:
             found = models_in(field.annotation)
-            return set().union(*(_keys_at(one, path[depth + 1 :]) for one in found))
+            return set().union(*(_keys_at(nested, path[depth + 1 :]) for nested in found))
     return set(model.model_fields)
 
 

@@ -221,24 +221,31 @@ def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage
     foreign keys may have changed counts until a copy began after it.
     """
     found = dict(known)
-    for table, one in said.items():
+    for table, coverage in said.items():
         before = known.get(table)
-        outdated = before is not None and before.how is How.COPIED and _is_before(one, before)
-        early = before is not None and one.how is How.COPIED and before.seq > one.seq and before.how is not How.EXISTING
-        unlike = before is not None and one.how is How.COPIED and _under_other_rules(before, one)
-        chosen = before if before is not None and (outdated or early or unlike) else one
-        cascaded_seq = max(one.cascaded_seq, 0 if before is None else before.cascaded_seq)
+        outdated = before is not None and before.how is How.COPIED and _is_before(coverage, before)
+        early = (
+            before is not None
+            and coverage.how is How.COPIED
+            and before.seq > coverage.seq
+            and before.how is not How.EXISTING
+        )
+        unlike = before is not None and coverage.how is How.COPIED and _under_other_rules(before, coverage)
+        chosen = before if before is not None and (outdated or early or unlike) else coverage
+        cascaded_seq = max(coverage.cascaded_seq, 0 if before is None else before.cascaded_seq)
         found[table] = replace(chosen, cascaded_seq=cascaded_seq)
     return found
 
 
-def _is_before(one: TableCoverage, copy: TableCoverage) -> bool:
-    missed = one.how is How.CAPTURED_AGAIN or (one.how is How.OTHER_RULES and not _under_other_rules(one, copy))
-    return one.how is How.EXISTING or (missed and one.seq <= copy.seq)
+def _is_before(coverage: TableCoverage, copy: TableCoverage) -> bool:
+    missed = coverage.how is How.CAPTURED_AGAIN or (
+        coverage.how is How.OTHER_RULES and not _under_other_rules(coverage, copy)
+    )
+    return coverage.how is How.EXISTING or (missed and coverage.seq <= copy.seq)
 
 
-def _under_other_rules(one: TableCoverage, copy: TableCoverage) -> bool:
-    return one.how is How.OTHER_RULES and one.rules != copy.rules
+def _under_other_rules(coverage: TableCoverage, copy: TableCoverage) -> bool:
+    return coverage.how is How.OTHER_RULES and coverage.rules != copy.rules
 
 
 def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:

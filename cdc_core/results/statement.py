@@ -52,7 +52,7 @@ def read_rows(connection: SafeConnection, sql: str, prepare: NewBuffer, *, where
         if len(found) != len(announced):
             raise definition_changed(f"{len(announced)} columns were announced, and {len(found)} came", where=where)
         answer.continue_in(memory if found == announced else prepare(found))
-        forms = np.array([one.form for one in found], np.int8)
+        forms = np.array([column.form for column in found], np.int8)
         ended = False
         while not ended:
             located, ended = answer.next_batch(forms)
