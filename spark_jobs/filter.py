@@ -218,9 +218,9 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
     latest: dict[str, int] = {}
 
     def rows_of(found: Iterable[Classified]) -> Iterator[pa.RecordBatch]:
-        for one in found:
-            latest.update(_later(latest, one.latest))
-            yield one.rows
+        for part in found:
+            latest.update(_later(latest, part.latest))
+            yield part.rows
 
     def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
         # A task that Spark runs again writes files of its own; the driver keeps those of the one that counts.
@@ -253,7 +253,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
-        if sum(one.nbytes for one in waiting) >= RUN_BYTES:
+        if sum(piece.nbytes for piece in waiting) >= RUN_BYTES:
             yield pa.Table.from_batches(waiting)
             waiting = []
     if waiting:

@@ -39,7 +39,7 @@ class OpenMirror:
     @property
     def base(self) -> BaseSnapshots:
         rows, tombstones = (
-            one.snapshot.snapshot_id if one.snapshot is not None else None for one in (self.rows, self.tombstones)
+            files.snapshot.snapshot_id if files.snapshot is not None else None for files in (self.rows, self.tombstones)
         )
         return BaseSnapshots(self.tables.rule.logical, self.tables.rows.name(), rows, tombstones)
 
@@ -86,7 +86,7 @@ def keep_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
 def require_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
     """Raises Refused (run.clear_task) where readers see other snapshots now than when rows were filtered."""
     kept = parsed(list[BaseSnapshots], job.store.get(lake_path(job.plan.filtered_folder(job.target.name))))
-    known = {one.table: one for one in kept}
+    known = {base.table: base for base in kept}
     for table, mirror in mirrors.items():
         if known.get(table) != mirror.base:
             raise Refused(

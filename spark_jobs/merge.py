@@ -198,8 +198,8 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
         yield number, done
 
     found = [_Merged() for _ in tables]
-    for number, one in shuffled(job.spark, units, cut, firsts[-1], work):
-        found[number] += one
+    for number, merged in shuffled(job.spark, units, cut, firsts[-1], work):
+        found[number] += merged
     return found
 
 

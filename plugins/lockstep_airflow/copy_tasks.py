@@ -223,11 +223,11 @@ class StartCopyOperator(BaseOperator):
         with as_airflow_failures("start of the copy"), opened(self.file, context) as ready:
             pipeline = ready.pipeline
             found = {source.name: due(ready, source.name) for source in pipeline.sources}
-        tables = [(source, one) for source, of_source in found.items() for one in of_source]
+        tables = [(source, table) for source, of_source in found.items() for table in of_source]
         if not tables:
             raise AirflowSkipException("Every captured table is staged with all of its rows, or cannot be copied.")
-        for source, one in tables:
-            log.info("%s: a copy of %s is due: %s", source, one.name, one.why)
+        for source, table in tables:
+            log.info("%s: a copy of %s is due: %s", source, table.name, table.why)
         self._require_known(context)
         if context["ti"].get_dr_count(dag_id=self.dag_id_of_copy, states=list(UNFINISHED)):
             raise AirflowSkipException(f"A run of {self.dag_id_of_copy} is under way already.")
