@@ -143,7 +143,7 @@ def test_rows_can_be_decoded_in_any_cut_with_the_same_result() -> None:
     ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
     schema = schema_of(table, None)
     whole = decode_rows(schema, table, RowImages.from_events(events))
-    parts = [decode_rows(schema, table, RowImages.from_events([one], [n])) for n, one in enumerate(events)]
+    parts = [decode_rows(schema, table, RowImages.from_events([row_event], [n])) for n, row_event in enumerate(events)]
     for column in range(table.columns):
         assert pa.concat_arrays([part.after[column] for part in parts]).equals(whole.after[column])
     assert pa.concat_arrays([part.before for part in parts]).equals(whole.before)
@@ -290,10 +290,10 @@ def test_a_payload_larger_than_what_is_held_of_it_is_unpacked_event_by_event(zst
     plain = b"".join(struct.pack("<IBIIIH", 5, 30, 1, 19 + len(body), 0, 0) + body for body in bodies)
     packed, codec = (pa.Codec("zstd").compress(plain, asbytes=True), b"\1\0") if zstd else (plain, b"\3\xfc\xff\0")
     found = payload_events(payload(packed, codec, len(plain)))
-    assert [one.whole().body for one in found] == bodies
+    assert [inner.whole().body for inner in found] == bodies
     skipped = list(payload_events(payload(packed, codec, len(plain))))  # nobody wants what follows the begin of any
-    assert [one.header.length - 19 for one in skipped] == sizes
-    assert max(len(one.body) for one in skipped) < LONG
+    assert [inner.header.length - 19 for inner in skipped] == sizes
+    assert max(len(inner.body) for inner in skipped) < LONG
     told: list[Event] = []
     with pytest.raises(DataAtRisk):
         told.extend(payload_events(payload(packed[:-1000], codec, len(plain))))

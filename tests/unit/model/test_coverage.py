@@ -46,8 +46,8 @@ def test_a_copy_is_due_wherever_the_table_was_seen(how: How, seq: int) -> None:
 
 
 def test_a_table_that_is_gone_or_not_captured_is_not_concerned() -> None:
-    for one in (TableCoverage(How.CREATED, 10, 0, "", absent_seq=12), TableCoverage(How.ISOLATED, 10, 0, "")):
-        assert cascaded(one, 30) is one
+    for coverage in (TableCoverage(How.CREATED, 10, 0, "", absent_seq=12), TableCoverage(How.ISOLATED, 10, 0, "")):
+        assert cascaded(coverage, 30) is coverage
 
 
 @pytest.mark.parametrize("how", [How.EXISTING, How.CAPTURED_AGAIN, How.UNLOGGED])
@@ -84,5 +84,5 @@ def test_the_next_copy_makes_it_whole() -> None:
 
 
 def test_it_is_read_as_it_was_written() -> None:
-    one = cascaded(COPIED, 30)
-    assert parsed(TableCoverage, text_of(one)) == one
+    coverage = cascaded(COPIED, 30)
+    assert parsed(TableCoverage, text_of(coverage)) == coverage

@@ -18,7 +18,7 @@ from tests.lab.made_line import WINDOW, Line, pipeline
 from tests.lab.refusals import refusal
 
 B = [manifest(number, tables={"shop.orders": 4, "shop.items": 2}) for number in range(2)]
-IDS = tuple(one.batch_id for one in B)
+IDS = tuple(batch.batch_id for batch in B)
 
 
 @pytest.fixture

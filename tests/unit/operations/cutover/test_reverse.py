@@ -77,7 +77,7 @@ def test_it_reads_exactly_the_tables_of_the_target_and_writes_to_those_that_they
     assert target.connections == ("env:SRC",)
     rule = target.tables["items"]
     assert (rule.database.format(), rule.table.format(), rule.guard.store) == ("shop", "it{em}s", "table")
-    assert any(re.fullmatch(one, "shop_0.orders_0._cdc_version") for one in back.tables.columns.exclude)
+    assert any(re.fullmatch(pattern, "shop_0.orders_0._cdc_version") for pattern in back.tables.columns.exclude)
     assert back.stage.uri == "s3://bucket/shop-back"
     assert back.cutover == pipeline().cutover
     assert (back.verify.schedule, back.verify.mode) == (VERIFIED, "ordered")

@@ -83,10 +83,10 @@ def test_captured_tables_lack_what_was_given_up() -> None:
     made = missed(known, found, NEXT_LOG)
     seq = NEXT_LOG.position.seq
     assert set(made) == {"shop.orders", "shop.copied", "shop.dropped"}
-    assert {one.how for one in made.values()} == {How.ABANDONED}
-    assert {one.seq for one in made.values()} == {seq - 1}
+    assert {coverage.how for coverage in made.values()} == {How.ABANDONED}
+    assert {coverage.seq for coverage in made.values()} == {seq - 1}
     assert (made["shop.orders"].rows, made["shop.orders"].feeds) == (7, ("all.orders",))
-    assert {table: one.absent_seq for table, one in made.items()} == {
+    assert {table: coverage.absent_seq for table, coverage in made.items()} == {
         "shop.orders": 0, "shop.copied": 0, "shop.dropped": seq,
     }  # fmt: skip
 

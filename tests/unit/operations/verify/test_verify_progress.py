@@ -24,7 +24,7 @@ def test_the_first_findings_are_kept_up_to_a_number_and_a_size(
     before: list[str], more: list[str], most_first: int, most_bytes: int
 ) -> None:
     found = of(before).plus(of(more), most_first=most_first, most_bytes=most_bytes)
-    keys = [one.key for one in found.first]
+    keys = [difference.key for difference in found.first]
     assert keys == (before + more)[: len(keys)]
     assert len(keys) <= most_first
     empty = VerifyProgress("s", 1, 2, {"t": replace(found, first=())})
