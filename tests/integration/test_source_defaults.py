@@ -105,7 +105,7 @@ def require_equal(blocks: Sequence[Block]) -> int:
 
 
 def drain(origin: Origin, start: Checkpoint, before: Sequence[Block] = ()) -> list[Block]:
-    known = [one for block in before for one in block.definitions]
+    known = [defined for block in before for defined in block.definitions]
     place = replace(start, position=before[-1].end) if before else start
     return [*before, *origin.drain(place, history=known, on_unlogged_change="record")]
 

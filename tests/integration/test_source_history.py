@@ -345,8 +345,8 @@ def test_what_a_server_shows_of_a_table_is_in_its_log_by_then(origin: Origin) ->
             now = table_schema(origin.control, origin.name, "t")
             assert now is not None
             shown.append((now.columns[1].name.encode(), server.end_position(origin.control, 0)))
-        for one in (altering, *inserting):
-            one.result()
+        for future in (altering, *inserting):
+            future.result()
     logged = {b"c0": begin}
     for event, end in origin.stream(origin.end())._glance.statements_after(begin):
         if event is not None and (found := re.search(rb"CHANGE c\d+ (c\d+)", event.body)) is not None:

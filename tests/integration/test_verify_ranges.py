@@ -346,7 +346,7 @@ def test_what_cannot_be_counted_or_sampled_is_refused(verified: Callable[..., Ve
     run.numbers(5, key="")
     run.numbers(5, table="filtered")
     codes = {
-        mode: {name: one.error.code if one.error else "" for name, one in run.verify(mode=mode).items()}
+        mode: {name: result.error.code if result.error else "" for name, result in run.verify(mode=mode).items()}
         for mode in (Mode.COUNT, Mode.MAX_ID, Mode.RANDOM)
     }
     assert codes == {
