@@ -93,7 +93,7 @@ def winners(
     """By key, what the changes leave; a truncate that counts is under TRUNCATE_KEY. apart: a row that one source has
     deleted may have moved to another before."""
     by_source: dict[str, dict[Key, Winner]] = {}
-    for change in sorted(changes, key=lambda one: (one.source, one.order)):
+    for change in sorted(changes, key=lambda change: (change.source, change.order)):
         _apply(by_source.setdefault(change.source, {}), change, names, key)
     last: dict[Key, Winner] = {}
     for found in by_source.values():
@@ -141,7 +141,7 @@ def nets(changes: Iterable[Change], names: Sequence[str]) -> Counter[tuple[Any, 
     What an update did not log of the row after is as in the row before.
     """
     net: Counter[tuple[Any, ...]] = Counter()
-    for change in sorted(changes, key=lambda one: (one.source, one.order)):
+    for change in sorted(changes, key=lambda change: (change.source, change.order)):
         if change.op == "t":
             net.clear()
             continue

@@ -36,7 +36,7 @@ def context(began: datetime) -> Any:
 
 def windows(shop: Line, began: datetime, window: RunWindow) -> list[int]:
     found = extracted_batches(context(began), shop.meta, "shop_db", window)
-    return [(one.window_start_us - START_US) // HOUR_US for one in found]
+    return [(batch.window_start_us - START_US) // HOUR_US for batch in found]
 
 
 def hours(start: int, end: int) -> RunWindow:

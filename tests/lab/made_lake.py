@@ -210,11 +210,11 @@ class _New:
             (mirror.rows, mirror.live, self.gone, removing),
             (mirror.tombstones, mirror.buried, self.dug_up, fresh),
         ):
-            for one in live if mine else ():
-                if found := removed_by(files, one, mine):
-                    if files.flagged and (left := left_to_truncates({one.path: found}, gone)):
-                        self.rows += write_rows(files, truncated_rows(files, one, left[one.path], mine))
-                    gone[one.path] |= found
+            for file in live if mine else ():
+                if found := removed_by(files, file, mine):
+                    if files.flagged and (left := left_to_truncates({file.path: found}, gone)):
+                        self.rows += write_rows(files, truncated_rows(files, file, left[file.path], mine))
+                    gone[file.path] |= found
 
 
 def through_parquet(rows: pa.Table) -> pa.Table:
@@ -224,5 +224,5 @@ def through_parquet(rows: pa.Table) -> pa.Table:
     return pq.read_table(io.BytesIO(file.getvalue()))
 
 
-def deleted_share(one: LiveFile) -> float:
-    return one.deleted / one.rows
+def deleted_share(file: LiveFile) -> float:
+    return file.deleted / file.rows
