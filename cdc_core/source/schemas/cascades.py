@@ -346,8 +346,8 @@ def _changed(part: TableRows, name: str) -> pa.BooleanArray:
 
 def _texts(literal: LiteralEntries, name: str) -> dict[int, str]:
     """The exact texts of a column by row."""
-    found = literal.where(literal.among([name]))
-    return dict(zip(found.row.tolist(), found.text.to_pylist(), strict=True))
+    entries = literal.where(literal.among([name]))
+    return dict(zip(entries.row.tolist(), entries.text.to_pylist(), strict=True))
 
 
 def _events(

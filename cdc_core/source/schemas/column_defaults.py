@@ -58,7 +58,7 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
         ]
     record = _record(connection, table.database, table.table)
     found: dict[str, str | None] = {}
-    asked: list[Column] = []
+    columns: list[Column] = []
     for column in wanted:
         raw = record.get(column.name, b"")
         if column.name in record and raw is None:
@@ -67,8 +67,8 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
             with suppress(ValueError):  # the server's table was redefined in the meantime
                 found[column.name] = _value(column, raw)
         else:
-            asked.append(column)  # the server shows six digits of a FLOAT, perhaps nothing of an invisible column
-    for column in asked:
+            columns.append(column)  # the server shows six digits of a FLOAT, perhaps nothing of an invisible column
+    for column in columns:
         with suppress(LookupError):
             found[column.name] = _evaluated(connection, table, column)
     return found

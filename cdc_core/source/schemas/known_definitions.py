@@ -25,10 +25,10 @@ class LogPoint:
 class KnownDefinitions:
     """known: what was learned before, in log order."""
 
-    def __init__(self, known: Iterable[DefinedSince]) -> None:
+    def __init__(self, definitions: Iterable[DefinedSince]) -> None:
         self._since: dict[TableName, list[DefinedSince]] = {}
         self._new: dict[tuple[TableName, int], DefinedSince] = {}
-        for definition in known:
+        for definition in definitions:
             self._since.setdefault(name_of(definition.schema), []).append(definition)
 
     def __contains__(self, name: TableName) -> bool:
@@ -48,8 +48,8 @@ class KnownDefinitions:
 
     def learn(self, definition: DefinedSince) -> None:
         """Takes what holds from an order key on."""
-        known = self._since.setdefault(name_of(definition.schema), [])
-        for i, other in enumerate(known):
+        definitions = self._since.setdefault(name_of(definition.schema), [])
+        for i, other in enumerate(definitions):
             if other.seq == definition.seq:  # one entry with both the marks and the definition
                 definition = replace(
                     definition,
@@ -59,9 +59,9 @@ class KnownDefinitions:
                     ts_us=other.ts_us,
                     renamed=other.renamed,
                 )
-                del known[i]
+                del definitions[i]
                 break
-        known.append(definition)
+        definitions.append(definition)
         self._new[name_of(definition.schema), definition.seq] = definition
 
     def _sorted(self, name: TableName) -> list[DefinedSince]:
@@ -69,8 +69,8 @@ class KnownDefinitions:
 
     def last(self, name: TableName, seq: int) -> DefinedSince | None:
         """The latest that is known of a table at an order key."""
-        known = [definition for definition in self._sorted(name) if definition.seq <= seq]
-        return known[-1] if known else None
+        definitions = [definition for definition in self._sorted(name) if definition.seq <= seq]
+        return definitions[-1] if definitions else None
 
     def as_of(self, name: TableName, seq: int, timeline: int) -> TableSchema | None:
         """The last definition up to an order key on its timeline: another server has another log."""

@@ -87,8 +87,8 @@ class TableRegistry:
         try:
             return self._uses[key]
         except KeyError:
-            found = self._uses[key] = self._find(event, point, mariadb=mariadb)
-            return found
+            mapped = self._uses[key] = self._find(event, point, mariadb=mariadb)
+            return mapped
 
     def known_use(self, body: bytes) -> MappedTable | None:
         """What `use` returned for a TABLE_MAP with this body."""
@@ -236,10 +236,10 @@ class TableRegistry:
         self._uses = kept
 
 
-def _was_versioned(schema: TableSchema, known: TableSchema | None) -> bool:
+def _was_versioned(schema: TableSchema, former: TableSchema | None) -> bool:
     """Whether rows have the two columns that MariaDB adds to a system-versioned table and INFORMATION_SCHEMA does not
     show: the table may be gone since, or no longer versioned."""
     last = [(column.name.lower(), column.type.base) for column in schema.columns[-2:]]
     if last != [("row_start", "timestamp"), ("row_end", "timestamp")]:
         return False
-    return known is None or "row_end" not in [column.name.lower() for column in known.columns]
+    return former is None or "row_end" not in [column.name.lower() for column in former.columns]

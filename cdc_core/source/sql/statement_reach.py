@@ -170,10 +170,10 @@ class StatementReach:
 
     def _redefining(self, event: Event) -> Statement | None:
         """The statement of an event, if it may drop or redefine anything."""
-        found = read_statement(event, self.dialect).statement
-        if found.action not in (Action.DEFINITION, Action.UNKNOWN, Action.HARMLESS):
+        statement = read_statement(event, self.dialect).statement
+        if statement.action not in (Action.DEFINITION, Action.UNKNOWN, Action.HARMLESS):
             return None
-        return None if found.action is Action.HARMLESS and found.tables == () else found
+        return None if statement.action is Action.HARMLESS and statement.tables == () else statement
 
     # What the server has now
 
