@@ -50,14 +50,14 @@ def report_of(pipeline: Pipeline, status: Status) -> StatusReport:
     return StatusReport(status, waiting, health(status, pipeline))
 
 
-def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
+def health(status: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
     """The problems of a pipeline, the worst first."""
     sources = [source.name for source in pipeline.sources]
-    left = [left_alone(cutover, stops=pipeline.cutover.stop_with is not None) for cutover in found.cutovers]
+    left = [left_alone(cutover, stops=pipeline.cutover.stop_with is not None) for cutover in status.cutovers]
     return (
         *filter(None, left),
         *problems(
-            found,
+            status,
             pipeline.windows,
             sources,
             [target.name for target in pipeline.targets],
@@ -80,13 +80,13 @@ def problem_document(problem: Problem) -> dict[str, Any]:
     }
 
 
-def status_document(found: Status, waiting: Sequence[str]) -> dict[str, Any]:
+def status_document(status: Status, waiting: Sequence[str]) -> dict[str, Any]:
     """The figures of a pipeline, for --json and for the page in Airflow. waiting: sources never extracted."""
     return {
-        "pipeline": found.pipeline,
-        "now": moment(found.now_us),
-        "complete_to": moment(found.watermark_us),
-        "sources": [_source(source) for source in found.sources]
+        "pipeline": status.pipeline,
+        "now": moment(status.now_us),
+        "complete_to": moment(status.watermark_us),
+        "sources": [_source(source) for source in status.sources]
         + [{"source": name, "position": None} for name in waiting],
         "targets": [
             {
@@ -96,11 +96,11 @@ def status_document(found: Status, waiting: Sequence[str]) -> dict[str, Any]:
                 "records": {state.value: _count(count) for state, count in target.records.items()},
                 "last_error": target.last_error,
             }
-            for target in found.targets
+            for target in status.targets
         ],
-        "runs": [run_document(run) for run in found.runs],
+        "runs": [run_document(run) for run in status.runs],
         "verifications": [
-            document for each in found.verifications for document in verification_documents(each, found.now_us)
+            document for each in status.verifications for document in verification_documents(each, status.now_us)
         ],
     }
 
@@ -108,16 +108,16 @@ def status_document(found: Status, waiting: Sequence[str]) -> dict[str, Any]:
 def verification_documents(verification: Verification, now_us: int) -> list[dict[str, Any]]:
     """The latest evidence of each mode of a target, the newest first, for --json and for the page in Airflow; and the
     verification that is under way or was interrupted, without evidence."""
-    found = [
+    documents = [
         {"target": verification.target, "mode": mode, **said, "age_s": round(now_us / 1e6 - _seconds(said["ended"]), 3)}
         for mode, said in verification.evidence.items()
     ]
-    found.sort(key=lambda said: str(said["ended"]), reverse=True)
+    documents.sort(key=lambda said: str(said["ended"]), reverse=True)
     if verification.progress:
-        found.append({"target": verification.target, "mode": "", "unfinished": moment(verification.updated_us)})
+        documents.append({"target": verification.target, "mode": "", "unfinished": moment(verification.updated_us)})
     # The latest knows of all differences that were found; earlier ones may have been found gone since.
-    earlier = [said | {"differing": {}} for said in found[1:]]
-    return [said | {"verdict": verification_verdict(said)} for said in [*found[:1], *earlier]]
+    earlier = [said | {"differing": {}} for said in documents[1:]]
+    return [said | {"verdict": verification_verdict(said)} for said in [*documents[:1], *earlier]]
 
 
 def verification_verdict(document: Mapping[str, Any]) -> str:

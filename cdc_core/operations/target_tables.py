@@ -70,9 +70,9 @@ def source_tables(pipeline: Pipeline, *, only: Collection[str] | None = None) ->
             servers.add(identity(connection))
             capture = _capture(pipeline, connection)
             wanted = capture.route if only is None else _only(capture, frozenset(only))
-            found = find_tables(connection, lambda database, table, wanted=wanted: bool(wanted(database, table)))  # type: ignore[misc]
+            tables = find_tables(connection, lambda database, table, wanted=wanted: bool(wanted(database, table)))  # type: ignore[misc]
             schemas = []
-            for table in found:
+            for table in tables:
                 if table.schema is not None and not table.problem:
                     schemas.append(table.schema)
                 elif table.kind == "table":
@@ -266,8 +266,8 @@ def make_ready(opened: OpenPipeline, plan: RunPlan, name: str, error: LockstepEr
     tables that cannot be made.
     """
     target = opened.pipeline.database(name)
-    found = parts_of(error)
-    if any(isinstance(part, ExistingRows) for part in found):  # nothing is changed before a person has decided on them
+    parts = parts_of(error)
+    if any(isinstance(part, ExistingRows) for part in parts):  # nothing is changed before a person has decided on them
         return False
     tables = [
         table
@@ -277,8 +277,8 @@ def make_ready(opened: OpenPipeline, plan: RunPlan, name: str, error: LockstepEr
     add = frozenset(
         table.table for table in tables if (rule := target.table(table.table)) and rule.on_new_column == "add"
     )
-    creates = target.on_missing_table == "create" and any(isinstance(part, TableMissing) for part in found)
-    if not creates and not (add and any(isinstance(part, ColumnsMissing) for part in found)):
+    creates = target.on_missing_table == "create" and any(isinstance(part, TableMissing) for part in parts)
+    if not creates and not (add and any(isinstance(part, ColumnsMissing) for part in parts)):
         return False
     if creates and not plan.replay:
         _require_unmoved(opened.meta, target, [table.table for table in tables])

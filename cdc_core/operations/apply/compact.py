@@ -161,16 +161,16 @@ class _CompactionWork:
     def look(self, names: Sequence[str]) -> Compacted:
         made, removed, held = [], [], {}
         for name in names:
-            ranges, found, held[name] = self._found(name)
-            made += [_described(self.by, some, None) for some in found]
+            ranges, groups, held[name] = self._found(name)
+            made += [_described(self.by, some, None) for some in groups]
             removed += [self._removable(compaction)[0] for compaction in self._old(ranges.by_source[name])]
         return Compacted(tuple(made), tuple(removed), held)
 
     def do(self, names: Sequence[str], turn: Lease) -> Compacted:
         made, removed, held = [], [], {}
         for name in names:
-            _, found, held[name] = self._found(name)
-            for some in found:
+            _, groups, held[name] = self._found(name)
+            for some in groups:
                 record = self._made(some, turn)
                 if record is not None:
                     made.append(_described(self.by, some, record))

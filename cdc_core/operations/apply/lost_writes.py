@@ -92,9 +92,11 @@ def _ledger_rows(
 
 def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], closed: Iterable[ClosedWrite]) -> LostWrites:
     """rows: numbers of the transactions that the shard shows, by run."""
-    mine = [write for write in closed if shard in write.numbers]
-    kept = max((write.numbers[shard] for write in mine if rows.get(write.run_id, 0) >= write.numbers[shard]), default=0)
-    lost = tuple(write for write in mine if write.numbers[shard] > kept)
+    writes = [write for write in closed if shard in write.numbers]
+    kept = max(
+        (write.numbers[shard] for write in writes if rows.get(write.run_id, 0) >= write.numbers[shard]), default=0
+    )
+    lost = tuple(write for write in writes if write.numbers[shard] > kept)
     known = due.run_id in {write.run_id for write in lost}
     last = max(((number, run_id) for run_id, number in rows.items()), default=None)
     return LostWrites(table, shard, lost, not kept or not known, due, last and LastWrite(last[1], last[0]))

@@ -39,8 +39,8 @@ def forget_replaced(opened: OpenPipeline, target: MysqlTarget, plan: RunPlan) ->
         if rejected.table not in tables or rejected.run_id == plan.run_id:
             continue
         try:
-            found = opened.meta.runs.find(rejected.run_id)
-            folder = "" if found is None else quarantine_folder(plan_folder(found.plan_path), target.name)
+            run = opened.meta.runs.find(rejected.run_id)
+            folder = "" if run is None else quarantine_folder(plan_folder(run.plan_path), target.name)
             if folder and _replaced(
                 opened.store, target, plan, tables[rejected.table], table_folder(folder, rejected.table)
             ):

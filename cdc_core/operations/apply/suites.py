@@ -32,10 +32,10 @@ def read_suite(suite: Suite) -> list[dict[str, Any]]:
         document = yaml.safe_load(Path(suite.path).read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise refused(suite, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    found = document.get("expectations") if isinstance(document, dict) else None
-    if not isinstance(found, list) or not found:
+    expectations = document.get("expectations") if isinstance(document, dict) else None
+    if not isinstance(expectations, list) or not expectations:
         raise refused(suite, "does not have a list `expectations`")
-    return [_expectation(suite, number, expectation) for number, expectation in enumerate(found)]
+    return [_expectation(suite, number, expectation) for number, expectation in enumerate(expectations)]
 
 
 def _expectation(suite: Suite, number: int, expectation: Any) -> dict[str, Any]:

@@ -87,7 +87,9 @@ def check(pipeline: Pipeline, *, spark: Callable[[Findings], None] | None = None
     _untaken(pipeline, logical, findings)
     for suite in pipeline.quality.suites:
         findings.attempt(
-            f"suite of {suite.table}", partial(read_suite, suite), lambda found: counted(len(found), "expectation")
+            f"suite of {suite.table}",
+            partial(read_suite, suite),
+            lambda expectations: counted(len(expectations), "expectation"),
         )
     if spark is not None:
         findings.attempt("spark", partial(spark, findings))

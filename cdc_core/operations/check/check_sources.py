@@ -159,12 +159,12 @@ def check_tables(
     """covered: of a source extracted before."""
     subject = f"source {source.name}: tables"
     capture = Capture(pipeline.tables, pipeline.routes, lower_case=lower_case_names(connection))
-    found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
-    if found is None:
+    listed = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
+    if listed is None:
         return CheckedTables({}, None)
-    tables = [table for table in found if table.kind == "table"]
+    tables = [table for table in listed if table.kind == "table"]
     names = cache(partial(table_names, connection))
-    _check_patterns(capture, names, [table.name for table in found], subject, findings)
+    _check_patterns(capture, names, [table.name for table in listed], subject, findings)
     if tables:
         findings.ok(subject, f"{counted(len(tables), 'table')} captured")
         _check_cascades(pipeline, source, connection, capture, findings)
@@ -204,8 +204,8 @@ def check_tables(
         findings.attempt(
             f"source {source.name}: locks for copies", partial(_warn_of_locks, source, connection, copied, findings)
         )
-    known = [table.schema for table in tables if table.schema is not None]
-    tried = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
+    schemas = [table.schema for table in tables if table.schema is not None]
+    tried = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in schemas]
     shaped = [schema for schema in tried if schema is not None]
     logical: dict[str, list[TableSchema]] = defaultdict(list)
     for schema in shaped:

@@ -116,7 +116,7 @@ def require_target(
         for table in tables:
             schemas = plan.current_schemas(table)
             try:
-                found = checked_destination(
+                destination = checked_destination(
                     survey,
                     table.table,
                     schemas,
@@ -128,7 +128,7 @@ def require_target(
                         owner=owner,
                     ),
                 )
-                new += [(table.table, shard.table) for shard in found.shards if not shard.noted]
+                new += [(table.table, shard.table) for shard in destination.shards if not shard.noted]
             except LockstepError as error:
                 problems.append(error)
                 if error.retriable:

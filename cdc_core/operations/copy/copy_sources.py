@@ -130,8 +130,8 @@ def readmit(opened: OpenPipeline, source: str, tables: Collection[str] = ()) -> 
             if not wanted.isdisjoint(tables):
                 raise
             log.info("%s: isolated tables stay so while an extractor is running: %s", source, ", ".join(sorted(wanted)))
-    known, left = opened.meta.coverages.find(source).tables, isolated(opened.store, source)
-    return sorted(table for table, coverage in known.items() if coverage.how is How.ISOLATED and table not in left)
+    coverages, left = opened.meta.coverages.find(source).tables, isolated(opened.store, source)
+    return sorted(table for table, coverage in coverages.items() if coverage.how is How.ISOLATED and table not in left)
 
 
 def _isolated(opened: OpenPipeline, source: str, tables: Collection[str]) -> frozenset[str]:

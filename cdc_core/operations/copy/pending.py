@@ -66,8 +66,8 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
 
 def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]:
     """The pending tables that runs copy without being asked, or finish."""
-    found = pending(meta, source, on_new=pipeline.tables.on_new)
-    return tuple(table for table in found if table.copied_by_runs(pipeline))
+    tables = pending(meta, source, on_new=pipeline.tables.on_new)
+    return tuple(table for table in tables if table.copied_by_runs(pipeline))
 
 
 def still_pending(meta: Meta, source: str, tables: Sequence[PendingTable]) -> tuple[PendingTable, ...]:

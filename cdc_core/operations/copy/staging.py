@@ -87,26 +87,26 @@ def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Captu
     with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
         stage = _Stage(opened, source, lease, place, coverage, capture, Path(scratch))
         for copy in opened.meta.copies.find(source):
-            mine = [chunk for chunk in chunks if chunk.chunk.table == copy.table]
-            known = coverage.get(copy.table)
+            of_table = [chunk for chunk in chunks if chunk.chunk.table == copy.table]
+            covered = coverage.get(copy.table)
             captured = capture.captures(copy.schema.database, copy.schema.table)
-            why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
+            why = _outdated(copy, of_table, covered, place.position, purged_seq, captured=captured)
             if not why and captured and copy.rules and copy.rules != capture.rules_of(copy.schema):
                 why = "the pipeline's rules for the table have changed since it was begun"
-            high = max((chunk.chunk.high for chunk in mine), default=place.position)
-            if not why and copy.complete and mine and high > place.position:
+            high = max((chunk.chunk.high for chunk in of_table), default=place.position)
+            if not why and copy.complete and of_table and high > place.position:
                 waiting = high if waiting is None else max(waiting, high)
                 continue
-            if not why and copy.complete and mine and not copy.schema.key:
-                why = _SAME_PLACE if _copied_at(known, place.position) else ""
-                mine = [] if why else stage.moved_on(copy, mine)
-                why = why or ("" if mine else "the table was redefined since it was read")
+            if not why and copy.complete and of_table and not copy.schema.key:
+                why = _SAME_PLACE if _copied_at(covered, place.position) else ""
+                of_table = [] if why else stage.moved_on(copy, of_table)
+                why = why or ("" if of_table else "the table was redefined since it was read")
             if why:
                 log.warning("%s: the copy of %s is dropped: %s", source, copy.table, why)
                 opened.meta.copies.drop(lease, source, copy.table)
                 dropped.append((copy.table, why))
-            elif copy.complete and mine:
-                due.append((copy, mine))
+            elif copy.complete and of_table:
+                due.append((copy, of_table))
         made = []
         for manifest, done in stage.composed(due):
             counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
@@ -168,10 +168,10 @@ def finish_decided(meta: Meta, store: ObjectStore, source: str, lease: Lease) ->
 
 
 def _finish(meta: Meta, store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
-    found = manifests.commit(store, manifest).manifest
-    meta.batches.record_copied(lease, found)
+    committed = manifests.commit(store, manifest).manifest
+    meta.batches.record_copied(lease, committed)
     log.info("%s: staged %d copied rows at %s", manifest.source, manifest.rows, manifest.begin.position)
-    return found
+    return committed
 
 
 def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, TableCoverage]]:
@@ -252,9 +252,10 @@ class _Stage:
         copied: dict[str, TableCoverage] = {}
         size_bytes = 0
         for copy, mine in due:
-            known = self.coverage.get(copy.table)
-            whole = copied[copy.table] = _copied(copy, self.place, mine, known, self.capture.route)
-            if copy.schema.key and _renews(known):  # those of a table without a key always take the place of older rows
+            covered = self.coverage.get(copy.table)
+            whole = copied[copy.table] = _copied(copy, self.place, mine, covered, self.capture.route)
+            # Those of a table without a key always take the place of older rows.
+            if copy.schema.key and _renews(covered):
                 mine = begun_again(copy, mine, whole.ts_us, self._open_file(copy))
             chunks += mine
             size_bytes += sum(chunk.size_bytes for chunk in mine)
@@ -264,9 +265,9 @@ class _Stage:
                 chunks, copied, size_bytes = [], {}, 0
         return made
 
-    def moved_on(self, copy: TableCopy, mine: Sequence[ReadChunk]) -> list[ReadChunk]:
+    def moved_on(self, copy: TableCopy, chunks: Sequence[ReadChunk]) -> list[ReadChunk]:
         """The claim of a table without a key, as of the place; [] if it was redefined since it was read."""
-        (chunk,) = mine
+        (chunk,) = chunks
         store, place = self.opened.store, self.place
         empty = _empty(self.opened, self.source, self.lease, place)
         chain = [batch for batch in manifests.chain(store, self.source) if batch.end.position <= place.position]
@@ -309,13 +310,13 @@ def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCov
 
 
 def _copied(
-    copy: TableCopy, place: Checkpoint, chunks: Sequence[ReadChunk], known: TableCoverage | None, routes: Route
+    copy: TableCopy, place: Checkpoint, chunks: Sequence[ReadChunk], covered: TableCoverage | None, routes: Route
 ) -> TableCoverage:
     """Whole from the place on, and from a time on that all copied rows have: what was before is not known.
 
     The watermark may have been withdrawn since a chunk was read, because a clock had been ahead.
     """
-    feeds = routes(copy.schema.database, copy.schema.table) or (known.feeds if known is not None else ())
+    feeds = routes(copy.schema.database, copy.schema.table) or (covered.feeds if covered is not None else ())
     ts_us = max(place.watermark_us, *(chunk.chunk.ts_us for chunk in chunks))
     base_seq = began_at(copy, chunks).seq
     return TableCoverage(
@@ -325,6 +326,6 @@ def _copied(
         str(place.position),
         feeds=feeds,
         base_seq=base_seq,
-        cascaded_seq=0 if known is None else known.cascaded_seq,
+        cascaded_seq=0 if covered is None else covered.cascaded_seq,
         rules=copy.rules,
     )

@@ -143,14 +143,14 @@ class TableChunks:
         size = size_of(control, schema)
         self._pace.row_bytes = size.row_bytes
         self._pace.density = 0.0
-        known = {copy.table: copy for copy in self._meta.copies.find(self._source)}.get(schema.name)
+        begun = {copy.table: copy for copy in self._meta.copies.find(self._source)}.get(schema.name)
         rules = self._rules_of(schema)
-        if known is not None and known.rules and known.rules != rules:
+        if begun is not None and begun.rules and begun.rules != rules:
             log.warning("%s: the rules for %s have changed; its copy begins again", self._source, self.name)
-        elif known is not None and known.schema.id == schema.id:
-            if known.rows:
-                self._pace.row_bytes = known.size_bytes / known.rows
-            return known
+        elif begun is not None and begun.schema.id == schema.id:
+            if begun.rows:
+                self._pace.row_bytes = begun.size_bytes / begun.rows
+            return begun
         limit, low = begin(schema)
         copy = TableCopy(self._source, schema, limit, rows_estimated=size.rows, low=low, rules=rules)
         self._meta.copies.begin(self._lease, copy)

@@ -102,14 +102,16 @@ class Prover:
         (run.taken_over), and what verifying raises.
         """
         staged = {source: self._batches(source, since) for source in since.places}
-        batches = {source: self._consumed(source, found) for source, found in staged.items()}
+        batches = {source: self._consumed(source, of_source) for source, of_source in staged.items()}
         self._require_all_staged(since)
-        wanted = self._keys([batch for found in batches.values() for batch in found])
+        wanted = self._keys([batch for of_source in batches.values() for batch in of_source])
         with self._targets:
             results = [self._tables[name].compared(sorted(keys)) for name, keys in wanted.items() if keys]
             self._require_equal(results, still=still)
             counted = self._require_counts() if still else []
-        reached = {source: found[-1].end if found else since.places[source] for source, found in batches.items()}
+        reached = {
+            source: of_source[-1].end if of_source else since.places[source] for source, of_source in batches.items()
+        }
         # A key that is moving is explained by a change in a later batch, with which it is compared again. One that is
         # unsettled is explained by nothing.
         unsettled = sum(result.unsettled for result in results)
@@ -152,9 +154,9 @@ class Prover:
 
     def _batches(self, source: str, since: Since) -> list[BatchRow]:
         """What may have changed rows since then, in the order of the log."""
-        place, found = since.places[source], self._job.meta.batches.find(source)
+        place, batches = since.places[source], self._job.meta.batches.find(source)
         return [
-            batch for batch in found if batch.end > place or (batch.begin == batch.end == place and not since.settled)
+            batch for batch in batches if batch.end > place or (batch.begin == batch.end == place and not since.settled)
         ]
 
     def _keys(self, batches: Sequence[BatchRow]) -> dict[str, set[str]]:

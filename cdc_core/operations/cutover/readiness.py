@@ -424,14 +424,14 @@ def _behind(pairs: Iterable[TablePair]) -> dict[str, dict[tuple[str, str], _Coun
     listed = list(pairs)
     old = next_ids(places_of(place for pair in listed for place in pair.old))
     new = next_ids(places_of(place for pair in listed for place in pair.new)) if old else {}
-    found: dict[str, dict[tuple[str, str], _Counter]] = {}
+    counters: dict[str, dict[tuple[str, str], _Counter]] = {}
     for pair in listed:
         least = max((old[place[1:]] for place in pair.old if place[1:] in old), default=0)
         for reference, *table in pair.new:
             name = (table[0], table[1])
             if name in new and least and new[name] < least + HEADROOM // 2:
-                found.setdefault(reference, {})[name] = _Counter(new[name], least)
-    return found
+                counters.setdefault(reference, {})[name] = _Counter(new[name], least)
+    return counters
 
 
 def failed(findings: Sequence[CheckFinding]) -> LockstepError | None:

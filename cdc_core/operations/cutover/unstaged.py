@@ -38,9 +38,9 @@ class StagedTables:
         """Tables whose changes are not staged, or that a copy is due for."""
         yield from self.not_captured()
         for source in self.pipeline.sources:
-            known = self.meta.coverages.find(source.name).tables
+            coverage = self.meta.coverages.find(source.name).tables
             for run in copied_by_runs(self.meta, self.pipeline, source.name):
-                if run.name not in known or self._taken(known[run.name], run.name):
+                if run.name not in coverage or self._taken(coverage[run.name], run.name):
                     yield Refused(
                         f"{run.name} waits for a copy: {run.why}.",
                         where=f"source {source.name}",

@@ -148,8 +148,8 @@ def _unique(places: Mapping[str, Sequence[tuple[str, str]]]) -> Places:
 
 def noted(tables: Tables) -> dict[str, Any]:
     return {
-        "sources": {name: [list(place) for place in found] for name, found in tables.sources.items()},
-        "targets": {name: [list(place) for place in found] for name, found in tables.targets.items()},
+        "sources": {name: [list(place) for place in places] for name, places in tables.sources.items()},
+        "targets": {name: [list(place) for place in places] for name, places in tables.targets.items()},
         "logical": list(tables.logical),
     }
 

@@ -161,10 +161,10 @@ def decide(work: RolloutWork, text: str, name: str, direction: str, options: Opt
         problems += _layout_problems(work, former)
     decided = []
     for logical in dict.fromkeys(statement.logical for statement in statements):
-        mine = tuple(statement for statement in statements if statement.logical == logical)
-        table, found = _decided(work, logical, mine, options, former if same else None)
+        of_table = tuple(statement for statement in statements if statement.logical == logical)
+        table, errors = _decided(work, logical, of_table, options, former if same else None)
         decided.append(table)
-        problems += found or _held_columns(work, table)
+        problems += errors or _held_columns(work, table)
     rollout = former if same and former is not None and former.state == OPEN else None
     return Decided(script, direction, text, tuple(decided), rollout, tuple(problems))
 
@@ -222,16 +222,16 @@ def _decided(
     problems += [indexes_due(indexed.name) for indexed in with_due(by_server)]
     foretold: dict[str, Foretold] = {}
     for server in dict.fromkeys(shard.server for shard in shards):
-        mine = [shard for shard in shards if shard.server == server and shard.found is not None]
+        of_server = [shard for shard in shards if shard.server == server and shard.found is not None]
         told = _told(former, server, logical)
         still = former is not None and (
-            former.state == OPEN or told is None or all(_knows(told, shard) for shard in mine)
+            former.state == OPEN or told is None or all(_knows(told, shard) for shard in of_server)
         )
         if told is not None and still:
             foretold[server] = told
-        elif mine:
+        elif of_server:
             try:
-                foretold[server] = _foretold(work, mine, statements, options)
+                foretold[server] = _foretold(work, of_server, statements, options)
             except LockstepError as error:
                 if error.retriable:
                     raise
@@ -260,8 +260,8 @@ def _foretold(
     """From the definition by which most shards are known: others may have the statements behind them already."""
     best: tuple[int, Foretold] | None = None
     first: LockstepError | None = None
-    for found in dict.fromkeys(shard.found for shard in shards):
-        base = next(shard for shard in shards if shard.found == found)
+    for definition in dict.fromkeys(shard.found for shard in shards):
+        base = next(shard for shard in shards if shard.found == definition)
         try:
             # Two at once would drop each other's empty copy, and foretell from half of the statements.
             with _session(work, base.place) as connection, _alone(connection, base.place, options.patience_s):
@@ -440,12 +440,12 @@ def _bring(
     with _session(work, place) as connection, _alone(connection, place, options.patience_s):
         server = connection.get_server_info()  # type: ignore[no-untyped-call]
         while True:
-            found = fingerprint(connection, place.database, place.table)
-            if found is None:
+            definition = fingerprint(connection, place.database, place.table)
+            if definition is None:
                 raise no_table(place)
-            behind = table.behind(RolloutShard(place, server, found))
+            behind = table.behind(RolloutShard(place, server, definition))
             if behind is None:
-                raise _drifted(table, RolloutShard(place, server, found))
+                raise _drifted(table, RolloutShard(place, server, definition))
             if behind != progress.behind:  # a killed process has executed it, or somebody by hand
                 progress = work.opened.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind)
                 work.opened.progress.note(f"{place.name}: {behind} of its statements")

@@ -80,31 +80,31 @@ def parse(text: str, name: str) -> Script:
 
 
 def _statements(text: str, first_line: int, name: str) -> Iterator[ScriptStatement]:
-    found: list[tuple[Token, tuple[int, int]]] = []
+    tokens: list[tuple[Token, tuple[int, int]]] = []
     for placed in [*placed_tokens(text), (Token(TokenKind.SIGN, ";"), (len(text), len(text)))]:
         token = placed[0]
         if token.kind is not TokenKind.SIGN or token.text != ";":
-            found.append(placed)
+            tokens.append(placed)
             continue
-        if found:
-            line = first_line + text.count("\n", 0, found[0][1][0])
-            yield _statement(found, text, line, f"{name}:{line}")
-        found = []
+        if tokens:
+            line = first_line + text.count("\n", 0, tokens[0][1][0])
+            yield _statement(tokens, text, line, f"{name}:{line}")
+        tokens = []
 
 
-def _statement(found: Sequence[tuple[Token, tuple[int, int]]], text: str, line: int, where: str) -> ScriptStatement:
-    read = Reader([token for token, _ in found])
+def _statement(tokens: Sequence[tuple[Token, tuple[int, int]]], text: str, line: int, where: str) -> ScriptStatement:
+    read = Reader([token for token, _ in tokens])
     table = read.table("") if read.take("ALTER", "TABLE") and read.peek().word != "IF" else None
     if table is None or read.done:
         raise _bad(
-            f"`{text[found[0][1][0] : found[-1][1][1]][:80]}` is not a change of one table.",
+            f"`{text[tokens[0][1][0] : tokens[-1][1][1]][:80]}` is not a change of one table.",
             where,
             "write `ALTER TABLE name ...`, where name is the logical table of the pipeline; indexes, too, are added "
             "and dropped by ALTER TABLE, and tables are created by `lockstep target create`",
         )
     rest = read.found[read.at :]
-    clauses = text[found[read.at][1][0] : found[-1][1][1]]
-    if any("/*" in text[before[1][1] : after[1][0]] for before, after in pairwise(found)):
+    clauses = text[tokens[read.at][1][0] : tokens[-1][1][1]]
+    if any("/*" in text[before[1][1] : after[1][0]] for before, after in pairwise(tokens)):
         raise _bad("There is a comment inside the statement.", where, "write comments on lines of their own, above it")
     words = [token.word for token in rest if token.word]
     for refused, why in _REFUSED:

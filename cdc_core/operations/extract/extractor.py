@@ -171,15 +171,15 @@ class Extractor:
             pipeline, source = self._pipeline, self._source
             stored = recover(self._meta, self._store, self._lease)
             replica_host = replica_identity.replica_host(pipeline.pipeline, source.name, self._lease.identity)
-            address, self._control, known = hosts.connect(source, stored, replica_host)
+            address, self._control, facts = hosts.connect(source, stored, replica_host)
             opened.callback(self._control.close)
-            self._meta.leases.record_retention(self._lease, known.retention_s)
+            self._meta.leases.record_retention(self._lease, facts.retention_s)
             self._clock.read(self._control)
-            if known.lower_case != self._capture.lower_case:
-                self._capture = Capture(pipeline.tables, pipeline.routes, lower_case=known.lower_case)
+            if facts.lower_case != self._capture.lower_case:
+                self._capture = Capture(pipeline.tables, pipeline.routes, lower_case=facts.lower_case)
             policy = CapturePolicy.from_config(pipeline.tables)
             self._require_seen_cascades(policy)
-            start = self._begin(stored, address, known)
+            start = self._begin(stored, address, facts)
             left_out = isolated(self._store, source.name)
             for note in notes(left_out):
                 log.warning("%s: %s", source.name, note)
@@ -194,7 +194,7 @@ class Extractor:
                 acknowledge=self._ring.ack,
                 staged=staged,
                 isolated=left_out,
-                coverage=self._surveyed(start, known, left_out),
+                coverage=self._surveyed(start, facts, left_out),
             )
             opened.callback(self._stager.abort)
             limit_memory()
@@ -255,20 +255,20 @@ class Extractor:
         return leaving
 
     def _begin(
-        self, stored: Checkpoint | None, address: connections.Server, known: source_server.ServerFacts
+        self, stored: Checkpoint | None, address: connections.Server, facts: source_server.ServerFacts
     ) -> Checkpoint:
         """Where to read from, made durable if it is new: "latest" must mean the same moment after a crash."""
         source = self._source
         if self._abandon is not None and abandoned_log.is_due(self._abandon, stored, self._store, source.name):
             assert stored is not None
-            moved = after_loss(source, self._control, address, known, stored)
+            moved = after_loss(source, self._control, address, facts, stored)
             covered = self._meta.coverages.find(source.name).tables
-            found = self._survey(moved.start, known, covered)
-            start = self._led_on(stored, moved, abandoned_log.missed(covered, found, moved.start))
+            survey = self._survey(moved.start, facts, covered)
+            start = self._led_on(stored, moved, abandoned_log.missed(covered, survey, moved.start))
             self._abandon = None  # when it attaches again
             return start
-        if stored is not None and is_other_server(stored, known):
-            return self._led_on(stored, fail_over(source, self._control, address, known, stored), {})
+        if stored is not None and is_other_server(stored, facts):
+            return self._led_on(stored, fail_over(source, self._control, address, facts, stored), {})
         start = find_start(source, self._control, stored, server=address)
         if stored is None:
             start = start_record.put(
@@ -287,18 +287,18 @@ class Extractor:
         self._meta.batches.commit(self._lease, bridge)
         return moved.start
 
-    def _survey(self, start: Checkpoint, known: source_server.ServerFacts, covered: Container[str]) -> SourceSurvey:
+    def _survey(self, start: Checkpoint, facts: source_server.ServerFacts, covered: Container[str]) -> SourceSurvey:
         """covered: tables of which it need not be asked whether they are empty."""
         return survey_tables(
             self._control,
             self._capture.captures,
             known=covered,
-            grants=known.grants,
+            grants=facts.grants,
             end_of_log=lambda: source_server.end_position(self._control, start.position.timeline),
         )
 
     def _surveyed(
-        self, start: Checkpoint, known: source_server.ServerFacts, left_out: Mapping[str, str]
+        self, start: Checkpoint, facts: source_server.ServerFacts, left_out: Mapping[str, str]
     ) -> CoverageLog:
         """The coverage of the source's tables; unknown ones are read from the server."""
         covered = self._meta.coverages.find(self._source.name)
@@ -310,10 +310,10 @@ class Extractor:
         log_of.left_out(start.position, start.watermark_us)
         log_of.captured_again(left_out, start.position, start.watermark_us)
         of_log = {table for table, coverage in log_of.known.items() if coverage.how is not How.EXISTING}
-        found = self._survey(start, known, of_log)
-        if found.complete or not covered.surveyed.seq:  # then the rules are kept with it
+        survey = self._survey(start, facts, of_log)
+        if survey.complete or not covered.surveyed.seq:  # then the rules are kept with it
             log_of.other_rules(self._under_other_rules(covered), start.position, start.watermark_us)
-        log_of.survey(found, captured=self._capture.rules)
+        log_of.survey(survey, captured=self._capture.rules)
         if log_of.pending:
             self._meta.coverages.keep(self._lease, log_of.pending, log_of.surveyed)
         return log_of

@@ -27,16 +27,16 @@ NO_MIRROR = "it has no mirror, because no run has had rows of it (`lockstep targ
 
 def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | None) -> dict[str, CutSource]:
     """The sources of the last cut, with the batches of a run. Raises what reading manifests raises."""
-    found = {} if last is None else dict(last.sources)
+    sources = {} if last is None else dict(last.sources)
     for source in ready.pipeline.sources:
-        known = found.get(source.name)
-        mine = [batch for batch in plan.target(target).batches if batch.partition("/")[0] == source.name]
-        taken = set(mine)
+        known = sources.get(source.name)
+        batch_ids = [batch for batch in plan.target(target).batches if batch.partition("/")[0] == source.name]
+        taken = set(batch_ids)
         if known is None:
             batches = ready.meta.batches.find(source.name)
             taken |= _consumed(ready, target, batches)
         else:
-            first = ready.meta.batches.by_id(mine[0]) if mine else None  # they are in stream order
+            first = ready.meta.batches.by_id(batch_ids[0]) if batch_ids else None  # they are in stream order
             batches = () if first is None else ready.meta.batches.find(source.name, after=first.begin)
         new = [
             batch
@@ -55,10 +55,10 @@ def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | N
         end = max((manifest.end for manifest in manifests), key=lambda point: point.position.seq)
         coverage = {**_seen(ready, source.name, end.position.seq), **coverage}
         if known is None or known.position.seq <= end.position.seq:
-            found[source.name] = CutSource(end.position, end.gtid_set, end.watermark_us, coverage)
+            sources[source.name] = CutSource(end.position, end.gtid_set, end.watermark_us, coverage)
         else:
-            found[source.name] = CutSource(known.position, known.gtid_set, known.committed_us, coverage)
-    return found
+            sources[source.name] = CutSource(known.position, known.gtid_set, known.committed_us, coverage)
+    return sources
 
 
 def _seen(ready: OpenPipeline, source: str, until_seq: int) -> dict[str, TableCoverage]:

@@ -86,14 +86,14 @@ class CutView:
         """A query of spark, trino or duckdb."""
         if engine == "duckdb":
             moment = "" if self.snapshot is None else f", snapshot_from_id = {self.snapshot}"
-            found = f"SELECT * FROM iceberg_scan('{self.metadata}'{moment})"
+            query = f"SELECT * FROM iceberg_scan('{self.metadata}'{moment})"
         else:
             words, mark = ("VERSION AS OF", "`") if engine == "spark" else ("FOR VERSION AS OF", '"')
             parts = (
                 part if part.isidentifier() else f"{mark}{part}{mark}" for part in (catalog, *self.name.split("."))
             )
-            found = f"SELECT * FROM {'.'.join(parts)}" + ("" if self.snapshot is None else f" {words} {self.snapshot}")
-        return found if self.snapshot is not None else f"{found} WHERE false"
+            query = f"SELECT * FROM {'.'.join(parts)}" + ("" if self.snapshot is None else f" {words} {self.snapshot}")
+        return query if self.snapshot is not None else f"{query} WHERE false"
 
 
 def views(target: IcebergTarget, cut: Cut) -> list[CutView]:

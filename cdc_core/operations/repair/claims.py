@@ -223,8 +223,8 @@ def _durable(
     with files.chunk(answer.schema, number, answer.read.low, answer.watermark_us) as file:
         if gone is not None and texts:
             file.add_gone(logical, shaped, gone)
-        for found in answer.rows:
-            file.add_routed(found)
+        for rows in answer.rows:
+            file.add_routed(rows)
         parts = file.finish()
     paths = tuple(part.path for part in parts)
     read = answer.read

@@ -307,7 +307,7 @@ def _asked(
     job: VerifyJob, sources: Sequence[SourceTables], keys: Mapping[str, Sequence[Key]], targets: TargetTables
 ) -> tuple[dict[str, ComparedTable], dict[str, list[str]], dict[str, Refused]]:
     """Each logical table's rows, the texts of its named keys, and why it cannot be repaired. Raises as `repair`."""
-    asked: dict[str, ComparedTable] = {}
+    compared: dict[str, ComparedTable] = {}
     texts: dict[str, list[str]] = {}
     refused: dict[str, Refused] = {}
     fed = feeding_of(job, sources)
@@ -318,12 +318,12 @@ def _asked(
             texts[name] = list(texts_of(table.shape, keys[name]))
             for source, schema in table.feeding:
                 require_ages(job.pipeline, source.capture, schema)
-            asked[name] = table
+            compared[name] = table
         except Refused as error:
             refused[name] = error
-    if refused and not asked:
+    if refused and not compared:
         raise combined(list(refused.values()))
-    return asked, texts, refused
+    return compared, texts, refused
 
 
 def _require_below_limit(job: VerifyJob, wanted: Sequence[WantedKeys]) -> None:

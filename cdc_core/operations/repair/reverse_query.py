@@ -122,19 +122,19 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
     try:
         with ExitStack() as stack:
             sources = [stack.enter_context(open_source(opened, name, waiting)) for name in names]
-            asked = _askable(pipeline, sources, wanted, left_out)
-            if not asked:
+            askable = _askable(pipeline, sources, wanted, left_out)
+            if not askable:
                 return Queried(left_out=left_out, left=left)
             leases = {}
-            for name in sorted({source.name for table in asked for source, _ in table.feeding}):
+            for name in sorted({source.name for table in askable for source, _ in table.feeding}):
                 leases[name] = stack.enter_context(copier_lease(opened, name))
-            made = claim(job, asked, leases, queried=True)
+            made = claim(job, askable, leases, queried=True)
     except (RetryLater, Refused) as error:
         log.warning("old changes are not looked up in the source, and are applied as they were logged: %s", error)
         return Queried(left_out=left_out, left=left, error=error)
     rows, deletes = made.count(deleted=False), made.count(deleted=True)
     batches = tuple(batch.batch_id for batch in made.batches)
-    keys = sum(len(table.keys) for table in asked)
+    keys = sum(len(table.keys) for table in askable)
     return Queried(keys, rows, deletes, batches, left, left_out)
 
 
@@ -223,7 +223,7 @@ def _old_changes(
     return {name: change for name, change in found.items() if change.seqs}, left_out, left
 
 
-def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, known: _Changed | None) -> str:
+def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, changed: _Changed | None) -> str:
     """Why no keys of such changes are looked up; "" if they are, as far as the stage and the pipeline tell."""
     if not schema.key:
         return "it has no key"
@@ -235,7 +235,7 @@ def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, known: _Change
         return f"a target identifies its rows by other columns ({', '.join(other)})"
     if any(column.type.base not in LOOKED_UP for column in key_columns(schema)):
         return "its key is of a type by which rows are not looked up"
-    if known is not None and key_columns(known.definition) != key_columns(schema):
+    if changed is not None and key_columns(changed.definition) != key_columns(schema):
         return "its key was redefined"
     return ""
 

@@ -133,6 +133,6 @@ def verify_target(
 
 def _is_older(opened: OpenPipeline, target: str, moment_us: int | None) -> bool:
     """Whether the verification that was interrupted was begun before a moment."""
-    known = opened.meta.verifications.find(target)
-    begun = VerifyProgress.from_text(known.progress) if known is not None else None
+    verification = opened.meta.verifications.find(target)
+    begun = VerifyProgress.from_text(verification.progress) if verification is not None else None
     return moment_us is not None and begun is not None and begun.started_us < moment_us
