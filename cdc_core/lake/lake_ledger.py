@@ -24,12 +24,12 @@ def published_runs(
     than the oldest one that is left, and one that was rolled back has not: the number below stands for both.
     """
     found: dict[Shard, dict[str, int]] = {}
-    asked = [shard for shard in wanted if target.table(shard[0]) is not None]
-    asked = [shard for shard in asked if name_of(identifier(target, shard[0])) == shard[1]]
-    if not asked:
+    shards = [shard for shard in wanted if target.table(shard[0]) is not None]
+    shards = [shard for shard in shards if name_of(identifier(target, shard[0])) == shard[1]]
+    if not shards:
         return found
     with catalog_answers(target):
-        for shard in asked:
+        for shard in shards:
             found[shard] = {}
             try:
                 table = catalog.load_table(identifier(target, shard[0]))

@@ -110,9 +110,9 @@ def first_changes_schema(columns: Iterable[pa.Field]) -> Schema:
 
 def _identifiers(fields: Sequence[NestedField], key: Sequence[str]) -> list[int]:
     """Iceberg's identifier fields; none where the key has a type that it does not allow."""
-    mine = [field for field in fields if field.name in key]
-    allowed = not any(isinstance(field.field_type, FloatType | DoubleType | ListType) for field in mine)
-    return [field.field_id for field in mine] if allowed else []
+    key_fields = [field for field in fields if field.name in key]
+    allowed = not any(isinstance(field.field_type, FloatType | DoubleType | ListType) for field in key_fields)
+    return [field.field_id for field in key_fields] if allowed else []
 
 
 def evolved(
@@ -133,10 +133,10 @@ def evolved(
     return None if fitted.fields == schema.fields else fitted
 
 
-def _followed(known: NestedField | None, column: pa.Field, ids: Iterable[int], table: str) -> NestedField:
-    if known is None:
+def _followed(field: NestedField | None, column: pa.Field, ids: Iterable[int], table: str) -> NestedField:
+    if field is None:
         return NestedField(next(iter(ids)), column.name, _lake_type(column.type, ids), required=False)
-    kind = known.field_type
+    kind = field.field_type
     wanted = _lake_type(column.type, [kind.element_id] if isinstance(kind, ListType) else ())
     if not _takes(kind, wanted):
         if not _takes(wanted, kind):
@@ -148,7 +148,7 @@ def _followed(known: NestedField | None, column: pa.Field, ids: Iterable[int], t
                 remedy=f"{ANOTHER_MIRROR} has the new type",
             )
         kind = wanted
-    return known.model_copy(update={"name": column.name, "field_type": kind})
+    return field.model_copy(update={"name": column.name, "field_type": kind})
 
 
 def _takes(kind: IcebergType, other: IcebergType) -> bool:

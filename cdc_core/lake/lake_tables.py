@@ -122,9 +122,9 @@ class MirrorTables:
 
     def mirror(self, rows: LiveFiles, tombstones: LiveFiles) -> Mirror:
         """As workers need it."""
-        mine, places = (table_files(table, latest_schema(table), self.key) for table in (self.rows, self.tombstones))
+        files, places = (table_files(table, latest_schema(table), self.key) for table in (self.rows, self.tombstones))
         buried = tuple(tombstones.files)
-        return Mirror(self.rule.logical, mine, tuple(rows.files), places, buried, tuple(truncates_in(places, buried)))
+        return Mirror(self.rule.logical, files, tuple(rows.files), places, buried, tuple(truncates_in(places, buried)))
 
     def change_rows(self, changes: LiveFiles) -> ChangeRows:
         """As workers need them."""
@@ -134,10 +134,10 @@ class MirrorTables:
 def _require_with(rows: Table, last: Snapshot | None, table: Table, name: str) -> None:
     """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows. last:
     our newest snapshot of the mirror. name: the property by which that says its number of the table."""
-    mine = own(table, head(table))
-    due, there = int((last and said(last, name)) or 0), int((mine and said(mine, NUMBER)) or 0)
+    snapshot = own(table, head(table))
+    due, there = int((last and said(last, name)) or 0), int((snapshot and said(snapshot, NUMBER)) or 0)
     # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
-    compacted = mine is None and head(table) is not None
+    compacted = snapshot is None and head(table) is not None
     made_since = last is not None and int(table.properties.get(SINCE, 0)) >= int(said(last, NUMBER))
     if there < due and not compacted and not made_since:
         raise DataAtRisk(
@@ -262,9 +262,9 @@ def _require_as_made(table: Table) -> None:
     if not table.spec().is_unpartitioned():
         changes.append("is partitioned now")
     now, snapshot = metadata.current_schema_id, head(table)
-    mine = own_schemas(table)
-    if now not in mine:
-        published = snapshot.schema_id if snapshot is not None and snapshot.schema_id in mine else mine[0]
+    schema_ids = own_schemas(table)
+    if now not in schema_ids:
+        published = snapshot.schema_id if snapshot is not None and snapshot.schema_id in schema_ids else schema_ids[0]
         others = {field.field_id: field for field in table.schema().fields}
         for field in table.schemas()[published].fields:
             other = others.get(field.field_id)

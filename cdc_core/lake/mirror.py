@@ -76,11 +76,11 @@ def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tupl
     held, entombed = there.present, there.tombstones(buried)
     versions = versions_of_rows(rows)
     upserts = np.asarray(whole(pc.equal(rows.column(OP), MergedOp.UPSERT)))
-    known = HeldVersions(
+    held_versions = HeldVersions(
         held.versions, _tombstones(entombed, versions, mirror.truncates), np.zeros(len(versions), np.int64)
     )
     classes, reasons = classify_each(
-        known,
+        held_versions,
         versions,
         upserts,
         np.asarray(whole(rows.column(BORN).fill_null(False))),
@@ -127,7 +127,9 @@ def fresh_truncates(mirror: Mirror, versions: Iterable[bytes]) -> list[bytes]:
     return [
         version
         for version in versions
-        if not any(name_in(version) == name_in(known) and newer_or_equal(known, version) for known in mirror.truncates)
+        if not any(
+            name_in(version) == name_in(truncate) and newer_or_equal(truncate, version) for truncate in mirror.truncates
+        )
     ]
 
 

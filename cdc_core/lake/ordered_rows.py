@@ -125,10 +125,10 @@ class SnapshotRows:
 
     def between(self, names: Sequence[str], span: KeySpan) -> pa.Table:
         """The rows of a span, in the order of the key. names: of columns, those of the key among them."""
-        found = list(self.select(names, span.mask, span.apart))
-        if not found:
+        tables = list(self.select(names, span.mask, span.apart))
+        if not tables:
             return pa.schema([self._files.columns.field(name) for name in names]).empty_table()
-        rows = pa.concat_tables(found)
+        rows = pa.concat_tables(tables)
         down = span.down or (False,) * len(self._files.key)
         keys = [
             (name, "descending" if falls else "ascending") for name, falls in zip(self._files.key, down, strict=True)

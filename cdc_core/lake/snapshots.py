@@ -89,11 +89,11 @@ class LiveFiles:
     @cached_property
     def deletes(self) -> dict[str, ManifestEntry]:
         """The entries of files with positions of deleted rows, by path. Raises DataAtRisk (lake.foreign_write)."""
-        found = [entry for entry in self._entries if entry.data_file.content != DataFileContent.DATA]
-        for entry in found:
+        entries = [entry for entry in self._entries if entry.data_file.content != DataFileContent.DATA]
+        for entry in entries:
             if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
                 raise foreign(self.table, self.snapshot, "has deletes by equality, which no position can be told of")
-        return {entry.data_file.file_path: entry for entry in found}
+        return {entry.data_file.file_path: entry for entry in entries}
 
     @cached_property
     def _entries(self) -> list[ManifestEntry]:
@@ -323,8 +323,8 @@ def own_schemas(table: Table) -> list[int]:
 def latest_schema(table: Table) -> Schema:
     """The schema that we have added last, whether or not rows with it have been published; or that of somebody else, if
     readers see one that came later. It takes what files of all have: columns only get wider."""
-    mine, current = own_schemas(table), table.metadata.current_schema_id
-    return table.schemas()[max(mine[-1], current)]
+    schema_ids, current = own_schemas(table), table.metadata.current_schema_id
+    return table.schemas()[max(schema_ids[-1], current)]
 
 
 def head(table: Table, ref: str = MAIN) -> Snapshot | None:

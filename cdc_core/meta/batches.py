@@ -190,8 +190,8 @@ class Batches(Repository):
         row = self.execute(select(_batch).where(_batch.c.batch_id == manifest.batch_id)).one_or_none()
         if row is None:
             return False
-        known = self.files([manifest.batch_id])[manifest.batch_id]
-        had = [(file.path, file.sha256, file.rows) for file in known]
+        files = self.files([manifest.batch_id])[manifest.batch_id]
+        had = [(file.path, file.sha256, file.rows) for file in files]
         has = [(part.path, part.sha256, part.rows) for part in manifest.parts]
         erased = {(rows.path, rows.sha256) for rows in manifest.erased}
         same = len(had) == len(has) and all(was == now or was[:2] in erased for was, now in zip(had, has, strict=True))
@@ -200,7 +200,7 @@ class Batches(Repository):
                 self._renew(manifest)
             return True
         raise DataAtRisk(
-            f"Meta has the batch {manifest.batch_id} with different contents: up to {batch_of(row).end}, {len(known)} "
+            f"Meta has the batch {manifest.batch_id} with different contents: up to {batch_of(row).end}, {len(files)} "
             f"files; the manifest goes up to {manifest.end.position} with {len(manifest.parts)} files.",
             where=manifest.path,
             code="stage.chain",

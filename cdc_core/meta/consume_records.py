@@ -69,8 +69,8 @@ class ConsumeRecords(Repository):
         """Makes a run the owner of these records, of which none is committed. Raises RetryLater (run.taken_over)."""
         now = self.now_us()
         ids = sorted({claim.batch_id for claim in claims})
-        known = {(row.batch_id, row.table): row for row in self.find(target, ids, lock=True)}
-        done = next((row for row in known.values() if row.state.consumed), None)
+        records = {(row.batch_id, row.table): row for row in self.find(target, ids, lock=True)}
+        done = next((row for row in records.values() if row.state.consumed), None)
         if done is not None:
             raise BatchesTaken(
                 f"The run {done.run_id!r} committed the batch {done.batch_id} for {target!r} while this run was "
@@ -78,8 +78,8 @@ class ConsumeRecords(Repository):
                 where=run_id,
                 remedy="nothing has moved; plan again",
             )
-        fresh = [claim for claim in claims if (claim.batch_id, claim.table) not in known]
-        taken = [claim for claim in claims if (claim.batch_id, claim.table) in known]
+        fresh = [claim for claim in claims if (claim.batch_id, claim.table) not in records]
+        taken = [claim for claim in claims if (claim.batch_id, claim.table) in records]
         if fresh:
             self.execute(
                 insert(_record),

@@ -415,10 +415,10 @@ class Database:
 
 def _file_id(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:

@@ -179,16 +179,16 @@ def _set_aside(status: Status) -> Iterator[Problem]:
     by_run: dict[tuple[str, str], list[SetAside]] = {}
     for rejected in status.set_aside:
         by_run.setdefault((rejected.target, rejected.run_id), []).append(rejected)
-    for (target, run_id), found in by_run.items():
-        rows = sum(rejected.rows for rejected in found)
+    for (target, run_id), of_run in by_run.items():
+        rows = sum(rejected.rows for rejected in of_run)
         yield Problem(
             Level.FAILED,
             f"target {target}",
             f"{target} lacks {counted(rows, 'row')} of "
-            f"{', '.join(rejected.table for rejected in found)} that it rejected: the run {run_id} set them aside.",
+            f"{', '.join(rejected.table for rejected in of_run)} that it rejected: the run {run_id} set them aside.",
             where=run_id,
             code="target.row_error",
-            since_us=found[0].since_us,
+            since_us=of_run[0].since_us,
             remedy="correct the rows at the source; or let the target take them, then `lockstep run "
             f"{status.pipeline} --requeue {run_id} --target {target}`, or `lockstep verify` and `lockstep repair` once "
             "its batches were purged. The stage has the rows and reasons in runs/",

@@ -157,11 +157,11 @@ class Overviews(Repository):
         return tuple(WindowSums(start, end, *sums[start]) for start, end in spans)
 
     def _ledgers(self, run_ids: Sequence[str]) -> Mapping[str, tuple[LedgerRow, ...]]:
-        found: dict[str, list[LedgerRow]] = {run_id: [] for run_id in run_ids}
+        ledgers: dict[str, list[LedgerRow]] = {run_id: [] for run_id in run_ids}
         query = select(_ledger).where(_ledger.c.run_id.in_(run_ids)).order_by(_ledger.c.target, _ledger.c.table_name)
         for row in self.execute(query):
-            found[row.run_id].append(ledger_of(row))
-        return {run_id: tuple(rows) for run_id, rows in found.items()}
+            ledgers[row.run_id].append(ledger_of(row))
+        return {run_id: tuple(rows) for run_id, rows in ledgers.items()}
 
 
 def _back(schedule: Windows, first_us: int, last_us: int) -> Iterator[tuple[int, int]]:

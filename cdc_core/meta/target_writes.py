@@ -67,8 +67,8 @@ class TargetWrites(Repository):
     def accept(self, target: str, shown: Renewals) -> None:
         """The target need have nothing of these tables' shards but what it shows, if nothing was written since."""
         for table in sorted(shown):
-            known = self._entries(target, table)
-            self._store(target, table, _renewed(known, known, shown[table]))
+            entries = self._entries(target, table)
+            self._store(target, table, _renewed(entries, entries, shown[table]))
 
     def _entries(self, target: str, table: str) -> dict[str, LastWrite]:
         """The entries of a table, locked until the transaction ends."""

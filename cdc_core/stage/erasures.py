@@ -71,9 +71,9 @@ def read(store: ObjectStore, request: str, *, ended: bool = False) -> Erasure | 
 def unended(store: ObjectStore) -> Iterator[Erasure]:
     """Those that have not ended. Raises what `read` does."""
     for info in store.list(ERASURES):
-        found = read(store, info.path.removeprefix(ERASURES).removesuffix(".json"))
-        if found is not None:
-            yield found
+        erasure = read(store, info.path.removeprefix(ERASURES).removesuffix(".json"))
+        if erasure is not None:
+            yield erasure
 
 
 def require_ended(store: ObjectStore) -> None:

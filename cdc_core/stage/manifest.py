@@ -94,11 +94,11 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
     data = manifest.to_bytes()
     if store.put_if_absent(path, data):
         return Committed(manifest, ours=True)
-    found = store.get(path)
-    ours = found == data  # an earlier attempt of ours, whose answer was lost
+    stored = store.get(path)
+    ours = stored == data  # an earlier attempt of ours, whose answer was lost
     if not ours:
         log.warning("source %s: batch %s was committed by another writer", manifest.source, manifest.batch_id)
-    return Committed(parse(found, path, store.uri), ours)
+    return Committed(parse(stored, path, store.uri), ours)
 
 
 def read(store: ObjectStore, source: str, begin: Position) -> Manifest:

@@ -42,8 +42,8 @@ def _is_compacted(store: ObjectStore, sources: Iterable[str], paths: Iterable[st
     for path in paths:
         part, made = parse_part(path), parse_compacted(path)
         place = (part.source, part.seq) if part else (made.source, made.begin_seq) if made else None
-        found = None if place is None else ranges.at(*place)
-        if found is not None and all(part.path != path for part in found.parts):
+        compaction = None if place is None else ranges.at(*place)
+        if compaction is not None and all(part.path != path for part in compaction.parts):
             return True
     return False
 

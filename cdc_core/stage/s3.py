@@ -167,13 +167,13 @@ class S3Store:
         full = self._prefix + prefix
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=full)
         with self._calling(prefix or "the stage"):
-            found = [
+            infos = [
                 ObjectInfo(item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"].timestamp())
                 for page in pages
                 for item in page.get("Contents", ())
             ]
         # AWS lists in this order; not every server does.
-        yield from sorted(found, key=lambda info: info.path.encode())
+        yield from sorted(infos, key=lambda info: info.path.encode())
 
     def delete(self, path: str) -> None:
         with self._calling(path):

@@ -83,7 +83,7 @@ def lacking(
     return found + [
         f"{feed} (source {source}) is routed elsewhere now"
         for feed in sorted(feeds)
-        if (known := covered.get(feed)) is not None and table not in (known.feeds or (table,))
+        if (coverage := covered.get(feed)) is not None and table not in (coverage.feeds or (table,))
     ]
 
 
@@ -168,8 +168,8 @@ def _repeated(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -
             continue
         for part in manifest.parts:
             schema = manifest.schemas[part.schema_id]
-            known = covered.get(schema.name)
-            if not schema.key and not (known is not None and known.whole and known.seq >= part.max_seq):
+            coverage = covered.get(schema.name)
+            if not schema.key and not (coverage is not None and coverage.whole and coverage.seq >= part.max_seq):
                 where = f"{bridge.source} continued on another server at {bridge.end.position}"
                 yield part.table, f"changes of {schema.name}, which has no key, may be staged twice: {where}"
 

@@ -91,9 +91,9 @@ def sources(store: ObjectStore) -> list[str]:
 def put(store: ObjectStore, source: str, checkpoint: Checkpoint, *, pipeline: str, asked: str = "") -> Checkpoint:
     """Writes the start unless there is one; the one that is there. Raises Refused (stage.other_pipeline)."""
     store.put_if_absent(start_path(source), Start(source, pipeline, checkpoint, asked, secrets.token_hex(8)).to_bytes())
-    found = require_own(store, source, pipeline)
-    assert found is not None
-    return found.checkpoint
+    start = require_own(store, source, pipeline)
+    assert start is not None
+    return start.checkpoint
 
 
 def missing_start(store: ObjectStore, source: str) -> DataAtRisk:

@@ -54,10 +54,10 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
     found: list[StagedPart] = []
     others: set[str] = set()
     for manifest in manifests:
-        mine = [part for part in manifest.parts if part.table == table]
+        parts = [part for part in manifest.parts if part.table == table]
         found += [
             StagedPart(part, manifest.source, definition_of(manifest, part))
-            for part in sorted(mine, key=lambda part: part.max_seq)
+            for part in sorted(parts, key=lambda part: part.max_seq)
         ]
         others.update(part.table for part in manifest.parts)
     if not found:
@@ -134,13 +134,13 @@ def unified_columns(
             columns.setdefault(column.name.lower(), row_field(column))
     for schema in schemas:
         for column in schema.columns:
-            known = columns.get(column.name.lower())
-            if known is None:
+            field = columns.get(column.name.lower())
+            if field is None:
                 continue
-            common = common_type(known.type, column.type.arrow)
+            common = common_type(field.type, column.type.arrow)
             if common is None:
                 raise _conflict(table, column.name, schemas)
-            columns[column.name.lower()] = known.with_type(common)
+            columns[column.name.lower()] = field.with_type(common)
     return list(columns.values())
 
 

@@ -144,7 +144,7 @@ def table_problems(
             )
         ]
     new_key = _new_key(facts, key, schema, mariadb=mariadb) if key else None
-    found: list[LockstepError] = [*_key_problems(facts, key, new_key)] if key else []
+    problems: list[LockstepError] = [*_key_problems(facts, key, new_key)] if key else []
     settled = frozenset() if new_key is None else new_key.columns
     in_key, at = {column.lower() for column in key}, "FIRST"
     for column in schema.columns:
@@ -164,14 +164,14 @@ def table_problems(
             mariadb=mariadb,
         )
         if problem is not None:
-            found.append(problem)
+            problems.append(problem)
         if problem is not None or there is not None:
             at = f"AFTER {quote(column.name)}"
     known = {column.name.lower() for column in schema.columns}
     for column in facts.columns:
         unknown = column.name.lower() not in known and column.name.lower() not in settled
         if unknown and not column.optional and column.name != VERSION_COLUMN:
-            found.append(
+            problems.append(
                 ColumnsMissing(
                     f"The target's column {column.name} is NOT NULL without a default, "
                     "and the source has no such column.",
@@ -180,14 +180,14 @@ def table_problems(
                 )
             )
     if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
-        found.append(
+        problems.append(
             ColumnsMissing(
                 f"The freshness column {freshness!r} is not a column of both {schema.name} and {facts.name}.",
                 where=name,
                 remedy="name a column of the source in targets.*.tables.*.freshness, or leave the key out",
             )
         )
-    return found
+    return problems
 
 
 def _optional(facts: TableFacts, column: ColumnDefinition) -> str:

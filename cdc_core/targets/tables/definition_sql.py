@@ -260,8 +260,8 @@ class _Plan:
         """The source's definition of the column, if no rule of the pipeline has changed its values or its type."""
         if self.first is None or column.name.lower() in self.origins[0].masked:
             return None
-        found = self.first.by_name.get(column.name.lower())
-        return found if found is not None and found.type == column.type else None
+        definition = self.first.by_name.get(column.name.lower())
+        return definition if definition is not None and definition.type == column.type else None
 
     def _type(self, column: Column, *, apart: bool) -> ColumnType:
         kind = type_pairs.native(column.type, mariadb=self.dialect.mariadb)
@@ -321,8 +321,8 @@ class _Plan:
         if theirs.default == NOW and kind.base in ("datetime", "timestamp"):
             return "CURRENT_TIMESTAMP" + (f"({kind.fsp})" if kind.fsp else ""), NOW
         if theirs.default == LITERAL:
-            known = self.origins[0].literals or {}
-            value = known.get(column.name)
+            literals = self.origins[0].literals or {}
+            value = literals.get(column.name)
             if value is not None and kind.base not in GEOMETRY_BASES:
                 sql = default_literal(value, column.type)
                 large = kind.base in LARGE_OR_JSON and not self.dialect.mariadb

@@ -134,23 +134,23 @@ def make_tables(
     tables = list(by_server(target, placed_tables(target, wanted)))
     if not actions.dry:
         places: dict[str, list[tuple[str, str]]] = {}
-        for reference, mine in tables:
-            places.setdefault(reference, []).extend((place.database, place.table) for _, place in mine)
+        for reference, placed in tables:
+            places.setdefault(reference, []).extend((place.database, place.table) for _, place in placed)
         build_due(with_due(places))
     options = _Options(target, wanted, actions, literals_of, made)
-    for reference, mine in tables:
+    for reference, placed in tables:
         with altering_session(resolve(reference), reference) as connection:
-            _on_server(connection, mine, options)
+            _on_server(connection, placed, options)
     return options.results
 
 
 def missing_tables(target: MysqlTarget, logicals: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Those of the logical tables of which physical tables do not exist, and these."""
     found: dict[str, tuple[str, ...]] = {}
-    for reference, mine in by_server(target, placed_tables(target, logicals)):
+    for reference, placed in by_server(target, placed_tables(target, logicals)):
         with asking_session(resolve(reference), reference) as connection:
-            there = _existing(connection, {table.database for _, table in mine})
-        for logical, table in mine:
+            there = _existing(connection, {table.database for _, table in placed})
+        for logical, table in placed:
             if (table.database, table.table) not in there:
                 found[logical] = (*found.get(logical, ()), table.name)
     return found
@@ -217,10 +217,10 @@ def _failing(options: _Options, logical: str, place: ShardTable, plan: PlannedTa
     try:
         yield
     except pymysql.err.MySQLError as error:
-        found = _refused(error, place.name)
-        if found.retriable:
-            raise found from None
-        options.add(MadeTable(logical, place.name, "missing", notes=plan.notes, error=found))
+        refused = _refused(error, place.name)
+        if refused.retriable:
+            raise refused from None
+        options.add(MadeTable(logical, place.name, "missing", notes=plan.notes, error=refused))
 
 
 def _refused(error: pymysql.err.MySQLError, where: str) -> LockstepError:

@@ -218,12 +218,12 @@ def create_database_sql(database: str, collation: str) -> str:
 
 
 def alter_table(
-    connection: pymysql.Connection[Any], database: str, table: str, found: Sequence[TableDifference]
+    connection: pymysql.Connection[Any], database: str, table: str, changes: Sequence[TableDifference]
 ) -> list[str]:
     """Executes the safe alterations; the statements. Each is one of its own: killed between two, the rest is found
     again. Raises PyMySQL's errors."""
     done = []
-    for difference in found:
+    for difference in changes:
         if difference.safe and difference.alter:
             statement = alter_sql(database, table, difference)
             try:
