@@ -86,9 +86,9 @@ def keep_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
 def require_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
     """Raises Refused (run.clear_task) where readers see other snapshots now than when rows were filtered."""
     kept = parsed(list[BaseSnapshots], job.store.get(lake_path(job.plan.filtered_folder(job.target.name))))
-    known = {base.table: base for base in kept}
+    bases = {base.table: base for base in kept}
     for table, mirror in mirrors.items():
-        if known.get(table) != mirror.base:
+        if bases.get(table) != mirror.base:
             raise Refused(
                 f"{mirror.name} has another snapshot than when the run's rows were filtered.",
                 where=mirror.name,

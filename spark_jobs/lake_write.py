@@ -201,13 +201,13 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
         else:
             yield _of_truncates(mirror, piece)
 
-    found = {table.table: _NewFiles(table.table) for table in tables}
+    files = {table.table: _NewFiles(table.table) for table in tables}
     with job.reading_staged():
         for result in all_results(in_tasks(job, pieces, in_place(job, work))):
-            found[result.table] += result
+            files[result.table] += result
     for name in logs:
-        _require_all(job, name, found[name].counts)
-    return found
+        _require_all(job, name, files[name].counts)
+    return files
 
 
 def _change_logs(mirrors: Mapping[str, OpenMirror]) -> dict[str, ChangeRows]:
@@ -257,13 +257,13 @@ def _of_truncates(mirror: Mirror, piece: _Truncated) -> _NewFiles:
     return _NewFiles(piece.table, ended=found) if files.flagged else _NewFiles(piece.table, gone=found)
 
 
-def _of_changes(known: ChangeRows, piece: _Staged, place: Place) -> _NewFiles:
-    found = _NewFiles(piece.table)
+def _of_changes(change_rows: ChangeRows, piece: _Staged, place: Place) -> _NewFiles:
+    files = _NewFiles(piece.table)
     for events in file_events(place.store, piece.file, piece.rule):
-        rows = new_rows(known, events)
-        found.changes += write_rows(known.files, rows)
-        found.counts.update(changes=events.num_rows, appended=rows.num_rows)
-    return found
+        rows = new_rows(change_rows, events)
+        files.changes += write_rows(change_rows.files, rows)
+        files.counts.update(changes=events.num_rows, appended=rows.num_rows)
+    return files
 
 
 Table = tuple[str, int]

@@ -225,10 +225,10 @@ def _whole(store: ObjectStore, files: StepFiles, table: _Table) -> _Merged:
 
 
 def _merged(files: StepFiles, table: _Table, history: History) -> _Merged:
-    found = history.merged()
-    removing = versions(table.truncates, found.truncates)
-    rows = found.rows if table.rule.key else each_copy(found.rows)
-    paths = tuple(_written(files, table, found.rows)) if rows.num_rows else ()
+    merged = history.merged()
+    removing = versions(table.truncates, merged.truncates)
+    rows = merged.rows if table.rule.key else each_copy(merged.rows)
+    paths = tuple(_written(files, table, merged.rows)) if rows.num_rows else ()
     return _Merged(paths, history.counts, rows.num_rows, removing)
 
 

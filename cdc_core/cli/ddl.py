@@ -197,7 +197,7 @@ def _statements(table: DecidedTable) -> Iterator[str]:
 def _described(table: DecidedTable, noted: dict[tuple[str, int], ShardProgress]) -> dict[str, Any]:
     shards = []
     for shard in table.shards:
-        known = noted.get((table.logical, shard.place.shard))
+        progress = noted.get((table.logical, shard.place.shard))
         behind = table.behind(shard)
         shards.append(
             {
@@ -206,7 +206,7 @@ def _described(table: DecidedTable, noted: dict[tuple[str, int], ShardProgress])
                 "behind": behind,
                 "definition": shard.found.digest if shard.found else "missing",
                 "differs": list(table.drift(shard)) if behind is None else [],
-                "error": known.error if known and behind != len(table.statements) else "",
+                "error": progress.error if progress and behind != len(table.statements) else "",
             }
         )
     return {

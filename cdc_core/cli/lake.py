@@ -64,7 +64,7 @@ def at(
     moment = _moment(call, position, gtid, time)
     chosen = one_lake(call.pipeline, target)
     cut = cut_at(call.store(), chosen, moment)
-    found, name = views_of(chosen, cut), catalog or chosen.name
+    cut_views, name = views_of(chosen, cut), catalog or chosen.name
     tables: list[dict[str, Any]] = [
         {
             "table": table.logical,
@@ -73,10 +73,10 @@ def at(
             "lacks": list(table.lacks),
             "sql": table.sql(engine, name) if table.metadata and (partial or not table.lacks) else None,
         }
-        for table in found
+        for table in cut_views
     ]
     document = {"target": chosen.name, "run": cut.run_id, "sources": dict(shown(cut)), "tables": tables}
-    lacking = [f"{table.name} is partial: {'; '.join(table.lacks)}" for table in found if table.lacks]
+    lacking = [f"{table.name} is partial: {'; '.join(table.lacks)}" for table in cut_views if table.lacks]
     read = [table for table in tables if table["sql"] is not None]
     if views is not None:
         script = [f"-- {' '.join(line.split())}" for line in lacking] + [f"CREATE SCHEMA IF NOT EXISTS {views};"]

@@ -61,11 +61,11 @@ def ls(
     """
     store = call.store()
     checked = _chains(call, store, source)
-    found = checked.all
+    manifests = checked.all
     document: dict[str, Any] = {
         "stage": store.uri,
-        "tables": _by_table(found),
-        "batches": [_batch(store, manifest, checked.ranges) for manifest in found],
+        "tables": _by_table(manifests),
+        "batches": [_batch(store, manifest, checked.ranges) for manifest in manifests],
         "compared_with_meta": checked.compared,
     }
     if files:
@@ -78,7 +78,7 @@ def ls(
                 "size_bytes": part.size_bytes,
                 "sha256": part.sha256,
             }
-            for manifest in found
+            for manifest in manifests
             for part in manifest.parts
         ]
         call.answer(document, *(_line(file["path"]) for file in document["files"]))
@@ -97,9 +97,9 @@ def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def _by_table(found: Iterable[Manifest]) -> list[dict[str, Any]]:
+def _by_table(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
-    for part in (part for manifest in found for part in manifest.parts):
+    for part in (part for manifest in manifests for part in manifest.parts):
         totals = tables.setdefault(part.table, {"table": part.table, "rows": 0, "files": 0, "size_bytes": 0, "ops": {}})
         totals["rows"] += part.rows
         totals["files"] += 1
@@ -237,14 +237,14 @@ def purge(
         now_us = to_us(datetime.now(UTC))
         cutoff_us = now_us - age_us(age or "", "--older-than", "30d")
         forget_us = parsed.retention.forget_us(now_us) if parsed.retention is not None else None
-        found = retention.purge(ready, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run)
-    document = {"dry_run": dry_run, "older_than": moment(cutoff_us), **found.to_json()}
+        purged = retention.purge(ready, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run)
+    document = {"dry_run": dry_run, "older_than": moment(cutoff_us), **purged.to_json()}
     title = "would be purged" if dry_run else "purged"
     call.answer(
         document,
         listing(title, document["sources"], "source batches rows size_bytes horizon held_by"),
-        f"files of {counted(len(found.runs), 'run')}; rows of {counted(found.forgotten_batches, 'batch')} and "
-        f"{counted(found.forgotten_runs, 'run')} "
+        f"files of {counted(len(purged.runs), 'run')}; rows of {counted(purged.forgotten_batches, 'batch')} and "
+        f"{counted(purged.forgotten_runs, 'run')} "
         "in the meta database",
     )
 

@@ -73,15 +73,15 @@ def create(
             )
     document = {
         "dry_run": dry_run,
-        "targets": {name: [_described(table) for table in found] for name, found in results.items()},
+        "targets": {name: [_described(table) for table in made] for name, made in results.items()},
         "left_out": dict(sorted(tables.problems.items())),
     }
     shown: list[RenderableType] = []
-    for name, found in results.items():
-        shown += _shown(name, found, dry_run=dry_run)
+    for name, made in results.items():
+        shown += _shown(name, made, dry_run=dry_run)
     shown += [Text(f"left out: {name}: {why}") for name, why in sorted(tables.problems.items())]
     call.answer(document, *shown)
-    errors = [error for found in results.values() for table in found for error in _errors(table)]
+    errors = [error for made in results.values() for table in made for error in _errors(table)]
     call.output.leave(combined(errors) if errors else None)
 
 
@@ -225,12 +225,12 @@ def _described(table: MadeTable) -> dict[str, Any]:
     }
 
 
-def _shown(name: str, found: list[MadeTable], *, dry_run: bool) -> Iterator[RenderableType]:
+def _shown(name: str, tables: list[MadeTable], *, dry_run: bool) -> Iterator[RenderableType]:
     count = {
-        state: sum(table.state == state for table in found) for state in ("created", "altered", "exists", "missing")
+        state: sum(table.state == state for table in tables) for state in ("created", "altered", "exists", "missing")
     }
     said: set[tuple[str, str]] = set()
-    for table in found:
+    for table in tables:
         if dry_run:
             yield from (Text(f"{statement};") for statement in table.statements)
         lines = [f"note: {note}" for note in table.notes] if table.state in ("created", "missing") else []
@@ -243,4 +243,6 @@ def _shown(name: str, found: list[MadeTable], *, dry_run: bool) -> Iterator[Rend
                 said.add((table.logical, line))
                 yield Text(f"-- {table.name}: {line}", style="dim" if line.startswith("note") else "")
     words = [f"{number:,} {'to create' if state == 'missing' else state}" for state, number in count.items() if number]
-    yield Text(f"{'-- ' if dry_run else ''}target {name}: {counted(len(found), 'table')}: {', '.join(words) or 'none'}")
+    yield Text(
+        f"{'-- ' if dry_run else ''}target {name}: {counted(len(tables), 'table')}: {', '.join(words) or 'none'}"
+    )

@@ -137,9 +137,9 @@ def classify_each(
         single |= there
     reasons: npt.NDArray[np.object_] = np.full(len(there), None, object)
     for at in np.flatnonzero(single).tolist():
-        known = without_removed(held[at], removing)
+        version = without_removed(held[at], removing)
         classes[at], reason = classify(
-            known, versions[at].as_py(), upsert=bool(upserts[at]), born=bool(born[at]), by_column=by_column
+            version, versions[at].as_py(), upsert=bool(upserts[at]), born=bool(born[at]), by_column=by_column
         )
         reasons[at] = reason or None
     return classes, reasons

@@ -62,8 +62,8 @@ class TableReader:
         # Two iterators must not share it: one that was left before its end may still have a batch to decode.
         self._buffer = None
 
-        def checked(found: Sequence[ResultColumn]) -> Buffer:
-            value_columns.require_same(self._selected, found, where=self._where)
+        def checked(columns: Sequence[ResultColumn]) -> Buffer:
+            value_columns.require_same(self._selected, columns, where=self._where)
             assert buffer is not None
             return buffer
 
@@ -89,9 +89,9 @@ def read_columns(
     """
     selection: list[value_columns.Selected] = []
 
-    def typed(found: Sequence[ResultColumn]) -> Buffer:
-        selection[:] = [value_columns.selected(Column(column.name, type_of(column))) for column in found]
-        return Buffer(len(found), rows, size_bytes)
+    def typed(columns: Sequence[ResultColumn]) -> Buffer:
+        selection[:] = [value_columns.selected(Column(column.name, type_of(column))) for column in columns]
+        return Buffer(len(columns), rows, size_bytes)
 
     empty = True
     with _own_bytes(connection, where), closing(read_rows(connection, sql, typed, where=where)) as found:

@@ -75,12 +75,12 @@ def selected(column: Column) -> Selected:
     return Selected(column, name, kind)
 
 
-def require_same(selection: Sequence[Selected], found: Sequence[ResultColumn], *, where: str) -> None:
+def require_same(selection: Sequence[Selected], definitions: Sequence[ResultColumn], *, where: str) -> None:
     """Raises UnlikeDefinition (table.redefined) if the server announces another type than the table had."""
-    if len(selection) != len(found):
-        how = f"it has {len(found)} columns, not {len(selection)}"
+    if len(selection) != len(definitions):
+        how = f"it has {len(definitions)} columns, not {len(selection)}"
         raise definition_changed(how, where=where, kind=UnlikeDefinition)
-    for column, definition in zip(selection, found, strict=True):
+    for column, definition in zip(selection, definitions, strict=True):
         difference = _difference(column, definition)
         if difference:
             how = f"column {column.column.name!r} has {difference}"
@@ -191,8 +191,8 @@ def _require_labels(column: Selected, located: Located, at: int, where: str) -> 
 
 
 def _require_known(array: pa.StringArray, column: Selected, where: str) -> None:
-    known = pa.array(["", *column.column.type.labels], pa.string())
-    unknown = pc.any(pc.and_(pc.is_valid(array), pc.invert(pc.is_in(array, value_set=known)))).as_py()
+    labels = pa.array(["", *column.column.type.labels], pa.string())
+    unknown = pc.any(pc.and_(pc.is_valid(array), pc.invert(pc.is_in(array, value_set=labels)))).as_py()
     if unknown:
         raise definition_changed(f"column {column.column.name!r} has a label that it did not have", where=where)
 

@@ -31,10 +31,10 @@ def require_found(pipeline: Pipeline, file: str) -> None:
     for notified in pipeline.airflow.notify:
         module = notified.use.partition(":")[0]
         try:
-            found = find_spec(module)
+            spec = find_spec(module)
         except ImportError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise UsageError(
                 f"airflow.notify names {notified.use}, and there is no module {module}.",
                 where=file,

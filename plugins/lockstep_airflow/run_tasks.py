@@ -256,16 +256,16 @@ class PurgeOperator(_PipelineOperator):
         with as_airflow_failures("purge"), self.open_pipeline(context) as ready:
             assert ready.pipeline.retention is not None  # the renderer makes this DAG for such pipelines only
             now_us = to_us(asked_at(context))
-            found = purge(
+            purged = purge(
                 ready,
                 cutoff_us=now_us - age_us(ready.pipeline.retention.keep),
                 forget_us=ready.pipeline.retention.forget_us(now_us),
                 dry_run=is_dry_run(context),
             )
-        for source in found.sources:
+        for source in purged.sources:
             held = f"; the next one stays: {source.held_by}" if source.held_by else ""
             log.info("%s: %d batches with %d rows purged%s", source.source, source.batches, source.rows, held)
-        return found.to_json() | {"runs": len(found.runs)}
+        return purged.to_json() | {"runs": len(purged.runs)}
 
 
 class CompactOperator(_PipelineOperator):

@@ -50,8 +50,8 @@ def extracted_batches(context: Context, meta: Meta, source: str, window: RunWind
     """Those of the run's window, and those of earlier windows that were staged since the run began, as after a pause.
     Of a run up to now, all that were staged since it began."""
     start_us = None if window.open else window.start_us
-    found = meta.batches.staged_since(source, _began_us(context), window_start_us=start_us)
-    return [batch for batch in found if not batch.copied and batch.window_start_us < window.end_us]
+    batches = meta.batches.staged_since(source, _began_us(context), window_start_us=start_us)
+    return [batch for batch in batches if not batch.copied and batch.window_start_us < window.end_us]
 
 
 def copied_batches(context: Context, meta: Meta, source: str) -> list[BatchRow]:
