@@ -96,8 +96,8 @@ def winners(
     for change in sorted(changes, key=lambda change: (change.source, change.order)):
         _apply(by_source.setdefault(change.source, {}), change, names, key)
     last: dict[Key, Winner] = {}
-    for found in by_source.values():
-        for at, winner in found.items():
+    for of_source in by_source.values():
+        for at, winner in of_source.items():
             if at not in last or _rank(winner, apart) > _rank(last[at], apart):
                 last[at] = winner
     return last
@@ -128,8 +128,8 @@ def _apply(table: dict[Key, Winner], change: Change, names: Sequence[str], key: 
     had: Mapping[str, Any] = {}
     if change.op == "u":
         # A row that no change has mentioned yet is one that the history found there.
-        known = table.get(was)
-        had = known.values if known is not None and known.op == "u" else dict.fromkeys(names, Unknown(was))
+        winner = table.get(was)
+        had = winner.values if winner is not None and winner.op == "u" else dict.fromkeys(names, Unknown(was))
     if was != at:
         table[was] = Winner("d", before, *by)
     table[at] = Winner("u", {**had, **after}, *by)

@@ -67,8 +67,8 @@ class Place:
 
     def position(self) -> Any:
         with self.lockstep.opened() as ready:
-            found = ready.meta.positions.checkpoint("shop")
-        return found and found.position
+            checkpoint = ready.meta.positions.checkpoint("shop")
+        return checkpoint and checkpoint.position
 
     def rows(self, of: str) -> list[tuple[Any, ...]]:
         server, tables = (self.source, ["orders"]) if of == "source" else (self.target, ["orders_0", "orders_1"])

@@ -36,8 +36,8 @@ def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_
     told: list[tuple[int, int | None]] = []
 
     def progressed(copy: TableCopy) -> None:
-        (found,) = (table_copy for source in line.meta.status.find().sources for table_copy in source.copies)
-        told.append((found.rows, found.rows_estimated))
+        (status,) = (table_copy for source in line.meta.status.find().sources for table_copy in source.copies)
+        told.append((status.rows, status.rows_estimated))
         raise ValueError("nobody listens")
 
     with copier_lease(line.opened, "shop") as lease:

@@ -144,8 +144,8 @@ def test_no_copy_is_due_of_a_table_that_a_session_without_log_dropped_until_it_i
     assert due() == ["changed", "old"]
     origin.execute("SET sql_log_bin = 0", "DROP TABLE changed", "DROP TABLE old")
     assert due() == []
-    known = coverage_of(line.store, "shop", line.chain)
-    assert all(known[f"{origin.name}.{table}"].gone for table in tables)
+    coverage = coverage_of(line.store, "shop", line.chain)
+    assert all(coverage[f"{origin.name}.{table}"].gone for table in tables)
     assert "without row events" in line.refuses("changed")
     origin.execute("SET sql_log_bin = 0", ROWS.format("changed"), "INSERT INTO changed VALUES (1, 1)")
     assert due() == ["changed"]

@@ -384,8 +384,8 @@ def test_how_long_transactions_have_been_open_is_known_whatever_the_servers_time
     place = ("env:MOVED", "zones", "a")
 
     def ages_s() -> list[int]:
-        found = look([TablePair("t", (place,), (place,))], None)
-        return [int(age) for finding in found for age in re.findall("open for ([0-9]+) s", finding.what)]
+        findings = look([TablePair("t", (place,), (place,))], None)
+        return [int(age) for finding in findings for age in re.findall("open for ([0-9]+) s", finding.what)]
 
     with {"mariadb": MariaDb, "mysql9": MySql}[kind].start(env={"TZ": "EST5"}) as server:
         monkeypatch.setenv("MOVED", server.url)
@@ -439,10 +439,10 @@ def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, m
         host = server.url.rpartition("@")[2]
         monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{host}")
         pair = pair_in(database)
-        found = look([pair], None)
-        assert {finding.error.code for finding in found if finding.error} == {"connection.grant"}
-        assert any("may not know whether the server is a replica" in finding.what for finding in found)
-        assert any("may not see the scheduled events" in finding.what for finding in found)
+        findings = look([pair], None)
+        assert {finding.error.code for finding in findings if finding.error} == {"connection.grant"}
+        assert any("may not know whether the server is a replica" in finding.what for finding in findings)
+        assert any("may not see the scheduled events" in finding.what for finding in findings)
         server.run(f"GRANT TRIGGER ON other.* TO {user}@'%'", f"GRANT LOCK TABLES ON {database}.* TO {user}@'%'")
         assert {finding.error.code for finding in look([pair], None) if finding.error} == {"connection.grant"}
         server.run(f"GRANT TRIGGER ON {database}.* TO {user}@'%'")
@@ -460,10 +460,10 @@ def test_a_foreign_key_between_tables_that_are_not_switched_together_is_found(se
         server.run(f"CREATE TABLE {database}.child (id INT PRIMARY KEY, a INT, "
                 f"CONSTRAINT tie FOREIGN KEY (a) REFERENCES {database}.a (id) {rule})")  # fmt: skip
         for alone, left in ((child, "a"), (parent, "child")):
-            found = [finding for finding in look([alone], None) if "foreign key tie" in finding.what]
-            assert [finding.status for finding in found] == ["fail" if rule else "warn"]
-            assert f"{database}.{left} is not switched" in found[0].what
-            assert [finding.error.code for finding in found if finding.error] == ["cutover.tied"] * bool(rule)
+            findings = [finding for finding in look([alone], None) if "foreign key tie" in finding.what]
+            assert [finding.status for finding in findings] == ["fail" if rule else "warn"]
+            assert f"{database}.{left} is not switched" in findings[0].what
+            assert [finding.error.code for finding in findings if finding.error] == ["cutover.tied"] * bool(rule)
         assert not [finding for finding in look([child, parent], None) if "foreign key tie" in finding.what]
         server.run(f"DROP TABLE {database}.child")
 
@@ -540,10 +540,10 @@ def test_a_server_beside_which_others_take_writes_is_named(
     """No lock stops writes at another server of a cluster."""
 
     def warned() -> list[str]:
-        found = look([pair_in(database)], None)
+        findings = look([pair_in(database)], None)
         return [
             finding.what
-            for finding in found
+            for finding in findings
             if finding.status == "warn" and "writes at its other servers" in finding.what
         ]
 

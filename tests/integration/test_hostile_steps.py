@@ -81,8 +81,8 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def run_check(place: Place, start: str) -> list[LockstepError]:
-    found = check(place.pipeline(start)).findings
-    return [finding.error for finding in found if finding.error is not None]
+    findings = check(place.pipeline(start)).findings
+    return [finding.error for finding in findings if finding.error is not None]
 
 
 def run_init(place: Place, start: str) -> list[LockstepError]:

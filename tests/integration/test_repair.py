@@ -162,8 +162,8 @@ def differing(run: Verified) -> list[str]:
 
 def repaired(run: Verified, *tables: str, authoritative: bool = False, applied: bool = True) -> Result:
     """Repairs what a verification finds. applied: the target then gets what is staged, as by a run."""
-    found = run.verify(*tables)
-    keys = {name: [finding.key for finding in result.findings] for name, result in found.items() if result.findings}
+    results = run.verify(*tables)
+    keys = {name: [finding.key for finding in result.findings] for name, result in results.items() if result.findings}
     apply = (lambda: [write(run, name) for name in keys]) if applied else None
     with verifier_lease(run.opened, "copy") as lease:
         return repair(run.job(lease=lease), keys, apply=apply, authoritative=authoritative)

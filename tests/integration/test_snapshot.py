@@ -255,9 +255,9 @@ def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(ma
     line.origin.execute("DELETE FROM number")
     line.drain()
     at = AsOf(position=copied.end.position)
-    found = table_state(line.store, line.chain, "number", as_of=at)
-    assert len(found) == len(expected)
-    assert sorted(found.column("v").to_pylist()) == sorted(row[1] for row in expected)
+    state = table_state(line.store, line.chain, "number", as_of=at)
+    assert len(state) == len(expected)
+    assert sorted(state.column("v").to_pylist()) == sorted(row[1] for row in expected)
     for chunk in copied.chunks:
         if chunk.low < copied.end.position:
             with pytest.raises(Refused):  # partial, or before everything that is staged
@@ -345,8 +345,8 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
             counts = [chunk.rows for chunk in chunks if chunk.table.endswith(f".{place}{number}")]
             # The end of a chunk of whole numbers may be computed: then there may be none in it.
             assert [count for count in counts if count] == [1] * len(expected), (kind, place)
-            found = table_state(line.store, line.chain, f"{place}{number}")
-            assert sorted(found.column("v").to_pylist()) == expected, (kind, place)
+            state = table_state(line.store, line.chain, f"{place}{number}")
+            assert sorted(state.column("v").to_pylist()) == expected, (kind, place)
 
 
 @FIRST_MARIADB
@@ -358,8 +358,8 @@ def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_t
     ahead_us = 3_600_000_000
 
     def ahead(self: SourcePositions, source: str) -> Any:
-        found = checkpoint(self, source)
-        return found and replace(found, watermark_us=found.watermark_us + ahead_us)
+        stored = checkpoint(self, source)
+        return stored and replace(stored, watermark_us=stored.watermark_us + ahead_us)
 
     with monkeypatch.context() as patch:
         patch.setattr(SourcePositions, "checkpoint", ahead)
@@ -380,13 +380,13 @@ def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_
     copy(line)
     for _ in range(2):
         line.drain()
-    known = line.meta.positions.checkpoint("shop")
-    assert known is not None
+    checkpoint = line.meta.positions.checkpoint("shop")
+    assert checkpoint is not None
     assert line.chain[-1].copied
-    assert line.chain[-1].end.position == known.position
-    assert line.chain[-1].end.watermark_us < known.watermark_us
+    assert line.chain[-1].end.position == checkpoint.position
+    assert line.chain[-1].end.watermark_us < checkpoint.watermark_us
     lease = line.meta.leases.acquire("shop", "me", 60)
-    assert recover(line.meta, line.store, lease) == known
+    assert recover(line.meta, line.store, lease) == checkpoint
     line.meta.leases.release(lease)
 
 
@@ -475,8 +475,8 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
             stage(line)
         assert stage(line).tables == (f"{line.origin.name}.heap",)
         (copied,) = [manifest for manifest in line.chain if manifest.copied]
-        found = table_state(line.store, line.chain, "heap", as_of=AsOf(position=copied.end.position))
-        assert len(found) == sum(part.ops.get("r", 0) for part in copied.parts)
+        state = table_state(line.store, line.chain, "heap", as_of=AsOf(position=copied.end.position))
+        assert len(state) == sum(part.ops.get("r", 0) for part in copied.parts)
     finally:
         stop.set()
         writing.join()

@@ -142,9 +142,9 @@ def test_key_and_columns_are_the_ones_that_the_server_itself_takes(origin: Origi
             origin.execute(f"CREATE TABLE t{number} {shape.format('' if origin.mariadb else 'NOT NULL')}")
         start = origin.end()
         for number in range(len(tables)):
-            known = table_schema(origin.control, origin.name, f"t{number}")
-            assert known is not None
-            plain = [column.name for column in known.columns if not column.generated]
+            schema = table_schema(origin.control, origin.name, f"t{number}")
+            assert schema is not None
+            plain = [column.name for column in schema.columns if not column.generated]
             changes = (
                 f"INSERT INTO t{number} ({', '.join(plain)}) VALUES ({', '.join(['1'] * len(plain))})",
                 f"UPDATE t{number} SET {plain[0]} = 2", f"DELETE FROM t{number}",
@@ -152,10 +152,10 @@ def test_key_and_columns_are_the_ones_that_the_server_itself_takes(origin: Origi
             origin.execute(*changes, "SET SESSION binlog_row_image = MINIMAL", *changes)
         logged = {part.schema.table: part for block in origin.drain(start) for part in block.tables}
         for number, (shape, key) in enumerate(tables.items()):
-            part, known = logged[f"t{number}"], table_schema(origin.control, origin.name, f"t{number}")
-            assert known is not None
-            assert (part.schema.key, known.key) == ((key,) if key else (),) * 2, shape
-            assert [column.name for column in part.schema.columns] == [column.name for column in known.columns], shape
+            part, schema = logged[f"t{number}"], table_schema(origin.control, origin.name, f"t{number}")
+            assert schema is not None
+            assert (part.schema.key, schema.key) == ((key,) if key else (),) * 2, shape
+            assert [column.name for column in part.schema.columns] == [column.name for column in schema.columns], shape
             assert part.rows.num_rows == 6
     finally:
         origin.execute_on_server("SET GLOBAL binlog_row_metadata = FULL")
@@ -254,8 +254,8 @@ def test_check_takes_letters_of_a_pattern_as_the_server_takes_names(
     origin.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     monkeypatch.setattr("cdc_core.operations.check.check_sources.lower_case_names", lambda connection: True)
     findings, pipeline = Findings(), made_pipeline(NOWHERE, origin.name.upper())
-    found = check_tables(pipeline, pipeline.sources[0], origin.control, findings)
-    assert [schema.table for schemas in found.logical.values() for schema in schemas] == ["t"]
+    checked_tables = check_tables(pipeline, pipeline.sources[0], origin.control, findings)
+    assert [schema.table for schemas in checked_tables.logical.values() for schema in schemas] == ["t"]
     assert [finding.what for finding in findings.made if "no table matches" in finding.what] == []
 
 

@@ -289,8 +289,8 @@ def test_unfinished_uploads_of_copied_rows_are_discarded_when_their_copier_has_e
     for path in (ended, live, other):
         client.create_multipart_upload(Bucket=bucket, Key=path)
     copies = Copies(live_epoch=3)
-    found = sweep(store, "shop", live_epoch=9, copies=copies, older_than_s=-3600).leftovers
-    assert [leftover.path for leftover in found] == [ended]
+    leftovers = sweep(store, "shop", live_epoch=9, copies=copies, older_than_s=-3600).leftovers
+    assert [leftover.path for leftover in leftovers] == [ended]
     assert {leftover.path for leftover in store.leftovers()} == {live, other}
 
 

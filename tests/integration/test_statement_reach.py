@@ -199,5 +199,5 @@ def test_the_log_is_read_ahead_through_several_files(origin: Origin, other: str)
 
 
 def _statement(event: Event) -> Statement | None:
-    found = read_statement(event, ServerDialect()).statement
-    return found if found.tables else None
+    statement = read_statement(event, ServerDialect()).statement
+    return statement if statement.tables else None

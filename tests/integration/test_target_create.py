@@ -435,8 +435,8 @@ def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(
     before = pair.on_target(f"SHOW CREATE TABLE {pair.made}.t")
     pipeline = pair.pipeline()
     for actions in (Actions(), Actions(alter=True, dry=True)):
-        found = pair.create(pipeline, actions)[f"{pair.made}.t"]
-        assert found.state == "exists"
+        made_table = pair.create(pipeline, actions)[f"{pair.made}.t"]
+        assert made_table.state == "exists"
         assert pair.on_target(f"SHOW CREATE TABLE {pair.made}.t") == before
     stops = {
         difference.what.split()[2]

@@ -230,15 +230,15 @@ def test_a_table_counts_as_prepared_only_with_everything_that_lockstep_needs_the
             assert not is_prepared(table.facts, ours())
             table.query(f"RENAME TABLE {database}.away TO {database}.{name}")
         table.query(f"ALTER TABLE {database}.t MODIFY id INT NOT NULL")
-        found = table_facts(table.connection, database, ["t"])["t"]
-        altered = replace(found, key=table.facts.key, beside=table.facts.beside)
+        facts = table_facts(table.connection, database, ["t"])["t"]
+        altered = replace(facts, key=table.facts.key, beside=table.facts.beside)
         assert not is_prepared(altered, ours())
         prepare(table.connection, altered)
         assert is_prepared(altered, ours())
         if store == "row":
             table.query(f"ALTER TABLE {database}.t DROP COLUMN _cdc_version")
-            found = table_facts(table.connection, database, ["t"])["t"]
-            assert not is_prepared(replace(found, key=table.facts.key), ours())
+            facts = table_facts(table.connection, database, ["t"])["t"]
+            assert not is_prepared(replace(facts, key=table.facts.key), ours())
 
 
 @EACH_STORE
@@ -276,5 +276,5 @@ def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_mea
             (shard,) = destination.shards
             assert is_prepared(shard.facts, ours)
             assert shard.facts.versioned == (store == "row")
-            found = table_facts(table.connection, database, [destination.logical])[destination.logical]
-            assert shard.facts == replace(found, key=("id",), beside=store == "table")
+            facts = table_facts(table.connection, database, [destination.logical])[destination.logical]
+            assert shard.facts == replace(facts, key=("id",), beside=store == "table")

@@ -345,9 +345,9 @@ def test_a_target_of_other_types_charsets_and_collations_is_equal(verified: Call
 def apply(run: Verified, chance: random.Random) -> None:
     """Applies what is staged to the target's table `number`, row by row, as runs would: late, and never all at once."""
     batches = list(run.meta.batches.find("shop"))
-    known = {batch.batch_id for batch in batches}
+    batch_ids = {batch.batch_id for batch in batches}
     rows = table_state(
-        run.store, [manifest for manifest in run.chain if manifest.batch_id in known], "number"
+        run.store, [manifest for manifest in run.chain if manifest.batch_id in batch_ids], "number"
     ).to_pylist()
     with closing(run.origin.sql.connect(run.place, autocommit=True)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT id FROM number")

@@ -436,7 +436,7 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
         check(line.job(plan))
     line.pipeline = line.pipeline.model_copy(update={"quality": Quality()})
     check(line.job(plan))
-    assert sorted(found.name for found in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
+    assert sorted(path.name for path in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
 
 
 @ALSO_BY_SPARK

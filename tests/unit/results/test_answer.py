@@ -239,8 +239,8 @@ def test_fewer_digits_than_the_scale_are_filled_with_zeros_and_more_refused() ->
 
 def test_the_type_of_a_decimal_expression_has_room_for_all_its_digits() -> None:
     def kind(length: int, decimals: int, *, unsigned: bool = False) -> tuple[int | None, int | None]:
-        found = type_of(ResultColumn("x", 246, unsigned, 63, length, decimals))
-        return found.precision, found.scale
+        column_type = type_of(ResultColumn("x", 246, unsigned, 63, length, decimals))
+        return column_type.precision, column_type.scale
 
     assert kind(12, 2) == (10, 2)
     assert kind(11, 2, unsigned=True) == (10, 2)

@@ -59,8 +59,8 @@ class Staged:
         self.entries += len(made)
         batch = writer.finish(Checkpoint(at(self.entries), watermark_us=window[1]))
         if not self.batches:
-            known = TableCoverage(How.CREATED, begin.position.seq - 1, 0, str(begin.position), None)
-            batch = replace(batch, coverage=dict.fromkeys(("shop.orders", "shop.items"), known))
+            coverage = TableCoverage(How.CREATED, begin.position.seq - 1, 0, str(begin.position), None)
+            batch = replace(batch, coverage=dict.fromkeys(("shop.orders", "shop.items"), coverage))
         self.line.stage(batch)
         self.batches.append(batch)
         return batch

@@ -186,8 +186,8 @@ def test_a_failed_run_planned_again_is_planned(line: Line) -> None:
     first = line.plan("r")
     line.meta.runs.record_failure("r", "the target was away")
     assert line.plan("r") == first
-    known = line.meta.runs.find("r")
-    assert (known.state.value, known.last_error) == ("PLANNED", None)
+    run = line.meta.runs.find("r")
+    assert (run.state.value, run.last_error) == ("PLANNED", None)
 
 
 def test_an_empty_run_planned_again_takes_what_was_staged_since(line: Line) -> None:

@@ -66,9 +66,9 @@ def test_a_replay_from_a_batch_takes_the_copied_rows_at_its_beginning(line: Line
     batches = {batch.batch_id: batch for batch in line.meta.batches.find("shop")}
     here, earlier = (batches[batch] for batch in (IDS[3], IDS[2]))
     copied = replace(here, end=here.begin, batch_id=f"{here.batch_id}+000000000001")
-    found = Selection("t", first={"shop": here.begin.seq})
-    assert [found.takes(batch) for batch in (earlier, copied, here)] == [False, True, True]
-    assert not found.takes(replace(earlier, end=earlier.begin))
+    selection = Selection("t", first={"shop": here.begin.seq})
+    assert [selection.takes(batch) for batch in (earlier, copied, here)] == [False, True, True]
+    assert not selection.takes(replace(earlier, end=earlier.begin))
 
 
 def test_lost_copied_rows_are_replayed_from_the_place_where_they_are_staged(line: Line) -> None:
@@ -93,8 +93,8 @@ def test_deletes_of_a_repair_are_replayed_without_what_came_before_them(line: Li
 def test_a_replay_that_is_not_committed_is_planned_and_its_failure_is_kept(line: Line) -> None:
     plan(line, "r")
     line.meta.runs.record_failure("r", "spark died", target="t")
-    known = line.meta.runs.find("r")
-    assert (known.state, known.last_error) == (RunState.FAILED, "spark died")
+    run = line.meta.runs.find("r")
+    assert (run.state, run.last_error) == (RunState.FAILED, "spark died")
     assert taken(plan(line, "r")) == IDS
 
 

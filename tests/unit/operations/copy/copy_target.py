@@ -53,9 +53,9 @@ def _merged(store: ObjectStore, plan: RunPlan, table: MergeTable) -> pa.Table:
         copied = parse_copied(file.path) is not None
         for events in file_events(store, FileOfEvents(file, schema, file.key_changes, copied, file.seqs), rule):
             history.add(events)
-    found, counts = history.merged(), history.counts
-    assert counts.changes + counts.key_changes == found.rows.num_rows + counts.superseded
-    return found.rows
+    merged, counts = history.merged(), history.counts
+    assert counts.changes + counts.key_changes == merged.rows.num_rows + counts.superseded
+    return merged.rows
 
 
 @dataclass

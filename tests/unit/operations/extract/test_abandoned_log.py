@@ -77,10 +77,10 @@ def test_captured_tables_lack_what_was_given_up() -> None:
         "shop.left": TableCoverage(How.LEFT_OUT, 5, START_US, ""),
         "shop.odd": TableCoverage(How.ISOLATED, 5, START_US, ""),
     }
-    found = SourceSurvey(
+    survey = SourceSurvey(
         {"shop.orders": 7, "shop.copied": None, "shop.new": 1}, frozenset(), True, NEXT_LOG.position, START_US + 1
     )
-    made = missed(known, found, NEXT_LOG)
+    made = missed(known, survey, NEXT_LOG)
     seq = NEXT_LOG.position.seq
     assert set(made) == {"shop.orders", "shop.copied", "shop.dropped"}
     assert {coverage.how for coverage in made.values()} == {How.ABANDONED}
@@ -93,5 +93,5 @@ def test_captured_tables_lack_what_was_given_up() -> None:
 
 def test_a_table_that_the_account_may_just_not_see_is_not_taken_for_gone() -> None:
     known = {"shop.orders": TableCoverage(How.CREATED, 5, START_US, "")}
-    found = SourceSurvey({}, frozenset(), False, NEXT_LOG.position, START_US)
-    assert missed(known, found, NEXT_LOG)["shop.orders"].absent_seq == 0
+    survey = SourceSurvey({}, frozenset(), False, NEXT_LOG.position, START_US)
+    assert missed(known, survey, NEXT_LOG)["shop.orders"].absent_seq == 0

@@ -407,6 +407,6 @@ def test_logs_of_real_servers_make_equal_blocks(server: str, step: int) -> None:
     data = (CAPTURED / f"{server}.binlog").read_bytes()
     start = Position(0, "binlog.000001", 4)
     wire = ok(rotate(start.file))
-    for found in raw_events(data):
-        wire += ok(data[found.start : found.start + found.header.length])
+    for raw_event in raw_events(data):
+        wire += ok(data[raw_event.start : raw_event.start + raw_event.header.length])
     compare(wire, range(0, len(wire), step), start=start)

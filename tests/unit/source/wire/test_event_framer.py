@@ -18,7 +18,7 @@ from tests.unit.source.wire.made_wire import Wire, event, events_of, format_desc
 
 
 def places(events: list[Event]) -> list[tuple[str, int, int]]:
-    return [(found.file, found.start, found.header.type) for found in events]
+    return [(framed.file, framed.start, framed.header.type) for framed in events]
 
 
 def read(start: Position, wire: Wire) -> list[Event]:
@@ -43,15 +43,15 @@ def test_events_come_whole_and_in_place_however_the_bytes_are_cut(
     for code, body in sent:
         wire.send(code, body)
     framer = EventFramer(START, "src")
-    found: list[Event] = []
+    events: list[Event] = []
     rest = wire.data
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        found += events_of(framer, rest[:size])
+        events += events_of(framer, rest[:size])
         rest = rest[size:]
-    assert [(framed.header.type, framed.body) for framed in found] == sent
+    assert [(framed.header.type, framed.body) for framed in events] == sent
     at = START.offset
-    for framed in found:
+    for framed in events:
         assert framed.start == at
         at += framed.header.length
     assert framer.offset == at
@@ -85,14 +85,14 @@ def test_reading_ahead_leaves_out_no_statement_and_ends_where_reading_all_does(
         wire.send(code, body)
     sent_bytes = wire.data[: len(wire.data) - 7] if cut_short and sent else wire.data
     whole, framer = EventFramer(START, "src"), EventFramer(START, "src")
-    found: list[Event] = []
+    events: list[Event] = []
     rest = sent_bytes
     while rest:
         size = data.draw(st.integers(1, len(rest)))
         give(framer, rest[:size])
-        found += framer.statements()
+        events += framer.statements()
         rest = rest[size:]
-    assert list(filter(has_statement, found)) == list(filter(has_statement, events_of(whole, sent_bytes)))
+    assert list(filter(has_statement, events)) == list(filter(has_statement, events_of(whole, sent_bytes)))
     assert framer.offset == whole.offset
 
 
