@@ -20,11 +20,11 @@ def statements_of(meta: Meta, source: Source) -> Iterator[tuple[DefinedSince, st
 
 def renames_of(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str], ...]]:
     """For each logical table, the columns that got other names, (old, new), in the order of the log."""
-    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    renames: dict[str, tuple[tuple[str, str], ...]] = {}
     for source in pipeline.sources:
         for definition, logical in statements_of(meta, source):
-            found[logical] = (*found.get(logical, ()), *definition.renamed)
-    return found
+            renames[logical] = (*renames.get(logical, ()), *definition.renamed)
+    return renames
 
 
 def followed_renames(

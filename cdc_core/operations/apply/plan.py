@@ -234,12 +234,12 @@ def definitions(
     store: ObjectStore,
 ) -> Mapping[str, TableSchema]:
     """Every definition of the files of these batches, by id: those of meta, and others from the manifests."""
-    found = dict(known)
+    schemas = dict(known)
     manifests = {batch.batch_id: batch.manifest for batch in batches}
     for batch_id, of_batch in files.items():
-        if any(file.schema_id not in found for file in of_batch):
-            found |= parse(store.get(manifests[batch_id]), manifests[batch_id], store.uri).schemas
-    return found
+        if any(file.schema_id not in schemas for file in of_batch):
+            schemas |= parse(store.get(manifests[batch_id]), manifests[batch_id], store.uri).schemas
+    return schemas
 
 
 def composed(

@@ -102,11 +102,11 @@ class ChunkFile:
 
     def finish(self) -> tuple[Part, ...]:
         """Makes the files durable; what a manifest will list."""
-        found = []
+        parts = []
         for part in self._parts.values():
             part.file.close()
-            found.append(part.listed(part.file.publish()))
-        return tuple(found)
+            parts.append(part.listed(part.file.publish()))
+        return tuple(parts)
 
     @property
     def schemas(self) -> tuple[TableSchema, ...]:

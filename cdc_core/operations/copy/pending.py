@@ -46,14 +46,14 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
     """
     coverage = meta.coverages.find(source).tables
     begun = {copy.table: copy for copy in meta.copies.find(source)}
-    found = {
+    tables = {
         table: PendingTable(table, lacks(table, source, covered), covered.rows, covered.how, covered.cascaded)
         for table, covered in coverage.items()
         if covered.due and (covered.cascaded or not (on_new == "stream" and covered.found_later))
     }
     for table, copy in begun.items():
         known = coverage.get(table)
-        found[table] = PendingTable(
+        tables[table] = PendingTable(
             table,
             "its copy is under way",
             copy.rows_estimated,
@@ -61,7 +61,7 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
             known is not None and known.cascaded,
             begun=True,
         )
-    return tuple(found[table] for table in sorted(found))
+    return tuple(tables[table] for table in sorted(tables))
 
 
 def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]:

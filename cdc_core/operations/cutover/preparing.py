@@ -83,13 +83,13 @@ def known(work: CutoverWork) -> Known:
 
 def _earlier(work: CutoverWork, target: MysqlTarget) -> Evidence:
     """What was verified before, unless it does not count, or rows may have changed since then unseen."""
-    found = work.meta.verifications.evidence(target.name)
+    summaries = work.meta.verifications.evidence(target.name)
     led = work.meta.cutovers.latest(work.way_back.name)
     since_us = (led.at_us(State.SWITCHED) if led is not None else None) or 0
     definition = config_digest(work.pipeline)
-    if lacking(found, work.options.evidence, work.meta.now_us(), since_us=since_us, definition=definition):
-        return Evidence(None, found_since(found))
-    document = evidence.read(work.opened.store, found[Mode.ORDERED]["path"])
+    if lacking(summaries, work.options.evidence, work.meta.now_us(), since_us=since_us, definition=definition):
+        return Evidence(None, found_since(summaries))
+    document = evidence.read(work.opened.store, summaries[Mode.ORDERED]["path"])
     staged = StagedTables(work.pipeline, [target], work.meta)
     why = staged.missed(Since.of_evidence(document).places, work.opened.store)
     return Evidence(None if why else document, why)

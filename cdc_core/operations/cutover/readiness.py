@@ -60,10 +60,10 @@ class TablePair:
 
 def places_of(listed: Iterable[Place]) -> Places:
     """The places by server."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    places: dict[str, list[tuple[str, str]]] = {}
     for reference, database, table in listed:
-        found.setdefault(reference, []).append((database, table))
-    return found
+        places.setdefault(reference, []).append((database, table))
+    return places
 
 
 def look(pairs: Sequence[TablePair], way_back: Pipeline | None) -> tuple[CheckFinding, ...]:
@@ -195,7 +195,7 @@ def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], find
 
 
 def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
-    found = []
+    events = []
     for database in sorted({database for database, _ in tables}):
         try:
             with session.cursor() as cursor:
@@ -213,11 +213,11 @@ def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], fin
                 f"GRANT EVENT ON {quote(database)}.* TO the account; or look yourself (SHOW EVENTS)",
             )
             continue
-        found += [f"{row['Db']}.{row['Name']}" for row in rows if row["Status"] == "ENABLED"]
-    if found:
+        events += [f"{row['Db']}.{row['Name']}" for row in rows if row["Status"] == "ENABLED"]
+    if events:
         findings.warn(
             reference,
-            f"the server runs {counted(len(found), 'scheduled event')}: {', '.join(found)}",
+            f"the server runs {counted(len(events), 'scheduled event')}: {', '.join(events)}",
             "they run there after the switch as well, and get an error where they write to the old tables: make those "
             "that are needed on the new servers, and disable them here",
         )
@@ -299,19 +299,19 @@ def _settings(session: Any) -> _Settings:
 
 def _other_settings(before: Mapping[str, _Settings], reference: str, there: _Settings, findings: Findings) -> None:
     for former, here in before.items():
-        found = []
+        settings = []
         if here.modes != there.modes:
             modes = [
                 *(f"+{mode}" for mode in sorted(there.modes - here.modes)),
                 *(f"-{mode}" for mode in sorted(here.modes - there.modes)),
             ]
-            found.append(f"sql_mode ({', '.join(modes)})")
+            settings.append(f"sql_mode ({', '.join(modes)})")
         if here.noons != there.noons:
-            found.append("time_zone")
-        if found:
+            settings.append("time_zone")
+        if settings:
             findings.warn(
                 reference,
-                f"the server has another {' and another '.join(found)} than {former}",
+                f"the server has another {' and another '.join(settings)} than {former}",
                 "an application whose sessions do not set these themselves gets errors there, or writes other rows by "
                 "the same statements: set them alike (SET GLOBAL, and the server's configuration)",
             )

@@ -281,7 +281,7 @@ def _foretold(
 
 
 def _surveyed(work: RolloutWork, places: Sequence[ShardTable]) -> Iterator[RolloutShard]:
-    found: dict[ShardTable, RolloutShard] = {}
+    shards: dict[ShardTable, RolloutShard] = {}
     for number in dict.fromkeys(place.connection for place in places):
         reference = work.target.connections[number]
         server = resolve(reference)
@@ -289,8 +289,8 @@ def _surveyed(work: RolloutWork, places: Sequence[ShardTable]) -> Iterator[Rollo
             version = connection.get_server_info()  # type: ignore[no-untyped-call]
             for place in places:
                 if place.connection == number:
-                    found[place] = RolloutShard(place, version, fingerprint(connection, place.database, place.table))
-    return (found[place] for place in places)
+                    shards[place] = RolloutShard(place, version, fingerprint(connection, place.database, place.table))
+    return (shards[place] for place in places)
 
 
 def _drifted(table: DecidedTable, shard: RolloutShard) -> Refused:

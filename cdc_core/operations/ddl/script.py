@@ -66,17 +66,17 @@ def parse(text: str, name: str) -> Script:
     marks = list(_MARK.finditer(text))
     if not marks:
         return Script(name, tuple(_statements(text, 1, name)))
-    found: dict[str, tuple[ScriptStatement, ...]] = {}
+    statements: dict[str, tuple[ScriptStatement, ...]] = {}
     for number, mark in enumerate(marks):
         direction = mark[1]
         line = text.count("\n", 0, mark.start()) + 1
-        if direction in found:
+        if direction in statements:
             raise _bad(f"There is a second section migrate:{direction}.", f"{name}:{line}", "write each section once")
         end = marks[number + 1].start() if number + 1 < len(marks) else len(text)
-        found[direction] = tuple(_statements(text[mark.end() : end], line, name))
+        statements[direction] = tuple(_statements(text[mark.end() : end], line, name))
     if placed_tokens(text[: marks[0].start()]):
         raise _bad("There is a statement before the first section.", f"{name}:1", "move it below `-- migrate:up`")
-    return Script(name, found.get("up", ()), found.get("down", ()))
+    return Script(name, statements.get("up", ()), statements.get("down", ()))
 
 
 def _statements(text: str, first_line: int, name: str) -> Iterator[ScriptStatement]:

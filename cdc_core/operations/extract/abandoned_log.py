@@ -40,14 +40,14 @@ def is_due(place: tuple[str, int], stored: Checkpoint | None, store: ObjectStore
     )
 
 
-def missed(known: Mapping[str, TableCoverage], survey: SourceSurvey, start: Checkpoint) -> dict[str, TableCoverage]:
+def missed(coverages: Mapping[str, TableCoverage], survey: SourceSurvey, start: Checkpoint) -> dict[str, TableCoverage]:
     """The coverage of the captured tables once reading continues at `start`, before which changes were given up.
 
     survey: the tables that exist there, or a little later. One that is gone by then needs no copy.
     """
     place = start.position
     made: dict[str, TableCoverage] = {}
-    for table, coverage in known.items():
+    for table, coverage in coverages.items():
         if not coverage.how.captured:
             continue
         gone = survey.complete and table not in survey.tables

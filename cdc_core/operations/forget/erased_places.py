@@ -57,18 +57,18 @@ class ErasureFindings:
     def places(self) -> tuple[ErasedPlace, ...]:
         files = [file for staged in self.staged for file in staged.affected]
         kinds = {"changes": "staged", "snapshot": "copied"}
-        found = [
+        places = [
             ErasedPlace(kinds.get(file.part.path.split("/")[0], "compacted"), file.part.path, len(file.found.places))
             for file in files
         ]
-        found += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
-        found += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
-        found += [
+        places += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
+        places += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
+        places += [
             ErasedPlace("tombstone", trace.target, len(trace.tombstones)) for trace in self.traces if trace.tombstones
         ]
-        found += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
-        found += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
-        return tuple(found)
+        places += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
+        places += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
+        return tuple(places)
 
     @property
     def present(self) -> dict[str, int]:

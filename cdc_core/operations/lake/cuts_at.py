@@ -98,7 +98,7 @@ class CutView:
 
 def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
     """Raises Refused (stage.as_of) where a snapshot of the cut has expired, and what the catalog raises."""
-    found = []
+    cut_views = []
     with open_catalog(target) as catalog, catalog_answers(target):
         for cut_table in cut.tables:
             try:
@@ -106,7 +106,7 @@ def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
             except NoSuchTableError:
                 if cut_table.snapshot is not None:
                     raise
-                found.append(CutView(cut_table.logical, cut_table.name, None, "", cut_table.lacks))
+                cut_views.append(CutView(cut_table.logical, cut_table.name, None, "", cut_table.lacks))
                 continue
             if cut_table.snapshot is not None and table.metadata.snapshot_by_id(cut_table.snapshot) is None:
                 raise Refused(
@@ -115,10 +115,10 @@ def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
                     code="stage.as_of",
                     remedy="ask for a later moment; `keep` of the target says how long cuts stay",
                 )
-            found.append(
+            cut_views.append(
                 CutView(cut_table.logical, cut_table.name, cut_table.snapshot, table.metadata_location, cut_table.lacks)
             )
-    return found
+    return cut_views
 
 
 def shown(cut: Cut) -> Mapping[str, str]:

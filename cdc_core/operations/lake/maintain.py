@@ -63,18 +63,18 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, daily: bool = True) 
             return Maintained(0, 0, Forgotten(0, 0, 0), 0)
         published = {snapshot.snapshot_id for snapshot in cut_table.shown(catalog.load_table(of_cuts))}
     cuts.complete(ready.store, target.name, published, before_us=now_us - GRACE_US)
-    known = list(cuts.newest_first(ready.store, target.name))
-    kept = kept_cuts((cut for _, cut in known), target.keep, now_us)
+    named_cuts = list(cuts.newest_first(ready.store, target.name))
+    kept = kept_cuts((cut for _, cut in named_cuts), target.keep, now_us)
     tags: dict[str, dict[str, int]] = {}
     for cut in kept:
         for table in cut.tables:
             mine = tags.setdefault(table.name, {})
             if table.snapshot is not None and table.snapshot not in mine.values():
                 mine[tag_of(cut)] = table.snapshot
-    tables = [table for _, cut in known for table in cut.tables if table.snapshot is not None]
+    tables = [table for _, cut in named_cuts for table in cut.tables if table.snapshot is not None]
     names = {tuple(table.name.split(".")): table.logical for table in tables}
-    gone = [path for path, cut in known if cut not in kept and now_us - cut.made_us > GRACE_US]
-    stay = {cut.run_id for path, cut in known if path not in gone}
+    gone = [path for path, cut in named_cuts if cut not in kept and now_us - cut.made_us > GRACE_US]
+    stay = {cut.run_id for path, cut in named_cuts if path not in gone}
     total, removed, dug_up, problems = Forgotten(0, 0, 0), 0, 0, list[str]()
     begins = _begins(ready) if daily else {}
     buried = {tombstones_of(name) for name in names}

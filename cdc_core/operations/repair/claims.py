@@ -178,11 +178,11 @@ def _looked_up(
     rows: list[TableRows] = []
     shards: dict[str, int] = {}
 
-    def take(found: TableRows) -> None:
-        rows.append(found)
-        columns = {column.name: column for column in found.schema.columns}
-        texts = row_texts(found.rows, [columns[name] for name in wanted.key], wanted.errors).to_pylist()
-        shards.update(zip(texts, wanted.shards(found.rows).tolist(), strict=True))
+    def take(routed: TableRows) -> None:
+        rows.append(routed)
+        columns = {column.name: column for column in routed.schema.columns}
+        texts = row_texts(routed.rows, [columns[name] for name in wanted.key], wanted.errors).to_pylist()
+        shards.update(zip(texts, wanted.shards(routed.rows).tolist(), strict=True))
 
     source.await_logged()
     where = lookup.condition([own[name] for name in wanted.key], keys, wanted.errors)

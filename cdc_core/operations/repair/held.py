@@ -46,7 +46,7 @@ def of_servers(shape: Shape) -> ServerSide:
 
 def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
     """What each shard has under these keys, texts of `row_texts`; nothing for a key that a shard has never seen."""
-    found = []
+    holdings = []
     for number, shard in enumerate(of_servers(shape).shards):
         facts = shard.facts
         with target_rows.session(shard) as connection:
@@ -57,8 +57,8 @@ def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
                 kept = _versions(connection, shape, shard, versions, keys)
                 rows = {key: kept.get(key, b"") for key in rows}
             buried = _versions(connection, shape, shard, tombstones, keys) if tombstones in ours else {}
-        found += [Held(number, key, rows.get(key), buried.get(key)) for key in sorted({*rows, *buried})]
-    return found
+        holdings += [Held(number, key, rows.get(key), buried.get(key)) for key in sorted({*rows, *buried})]
+    return holdings
 
 
 def key_rows(shape: Shape, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:

@@ -185,7 +185,7 @@ def _old_changes(
     pipeline: Pipeline, store: ObjectStore, view: PlanView, *, before_us: int, most: int
 ) -> tuple[dict[str, _Changed], dict[str, str], int]:
     """The changes by logical table; why others are left out; and how many keys are left because there are too many."""
-    found: dict[str, _Changed] = {}
+    changes: dict[str, _Changed] = {}
     left_out: dict[str, str] = {}
     pending = sorted(set().union(*view.pending.values()))
     asked = _asked(store, view, pending)
@@ -195,12 +195,12 @@ def _old_changes(
         if file.table in left_out:
             continue
         schema = view.schemas[file.schema_id]
-        why = _unfit(pipeline, file.table, schema, found.get(file.table))
+        why = _unfit(pipeline, file.table, schema, changes.get(file.table))
         if why:
             left_out[file.table] = why
-            keys -= len(found.pop(file.table).seqs) if file.table in found else 0
+            keys -= len(changes.pop(file.table).seqs) if file.table in changes else 0
             continue
-        of_table = found.setdefault(file.table, _Changed(file.table, schema.key, schema))
+        of_table = changes.setdefault(file.table, _Changed(file.table, schema.key, schema))
         known = asked.get(file.table, {})
         for some in changed_keys(store, file, schema, before_us=before_us):
             texts = row_texts(some, key_columns(schema), of_table.errors)
@@ -220,7 +220,7 @@ def _old_changes(
             if kept:
                 at = pa.array(kept)
                 of_table.batches.append((some.drop_columns([SEQ]).take(at), texts.take(at)))
-    return {name: change for name, change in found.items() if change.seqs}, left_out, left
+    return {name: change for name, change in changes.items() if change.seqs}, left_out, left
 
 
 def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, changed: _Changed | None) -> str:
@@ -267,7 +267,7 @@ def _askable(
 ) -> list[WantedKeys]:
     """With the source tables that feed each logical table now; adds why others cannot be looked up."""
     fed, _ = read_feeding(sources, wanted.__contains__)
-    asked = []
+    askable = []
     for logical, changed in wanted.items():
         unread = fed.uncompared.get(logical)
         why = unread.what if unread is not None else _refusal(pipeline, changed, fed.tables.get(logical, ()))
@@ -275,8 +275,8 @@ def _askable(
             left_out[logical] = why
         else:
             keys, feeding = tuple(changed.seqs), fed.tables[logical]
-            asked.append(WantedKeys(logical, changed.key, keys, feeding, changed.gone, changed.errors))
-    return asked
+            askable.append(WantedKeys(logical, changed.key, keys, feeding, changed.gone, changed.errors))
+    return askable
 
 
 def _refusal(pipeline: Pipeline, changed: _Changed, feeding: Sequence[tuple[SourceTables, TableSchema]]) -> str:

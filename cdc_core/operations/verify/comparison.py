@@ -138,8 +138,8 @@ class Comparison:
 
     def differing_keys(self) -> pa.Array:
         """In order, after `differing`."""
-        found: pa.Table = self._db.sql("SELECT k FROM differing ORDER BY key").to_arrow_table()
-        return whole(found.column(0))
+        keys: pa.Table = self._db.sql("SELECT k FROM differing ORDER BY key").to_arrow_table()
+        return whole(keys.column(0))
 
     def differences(self) -> Differences:
         """The rows of the keys that differ, after `differing`."""

@@ -96,15 +96,15 @@ def events(
                 read, high_seq, bounds[read.source], emptied.get((read.source, read.schema.name), {}), {}
             )
             by_path.setdefault(read.part.path, file).batches[part.min_seq] = in_it
-    found = list(by_path.values())
+    files = list(by_path.values())
     # A TRUNCATE takes the rows of its own table: of several, the earlier changes say which rows those are.
     alone = (
         bool(shape.key)
-        and len({(history_file.part.source, history_file.part.schema.name) for history_file in found}) == 1
+        and len({(history_file.part.source, history_file.part.schema.name) for history_file in files}) == 1
     )
-    pending = (seq for file in found for seq, is_consumed in file.batches.items() if not is_consumed)
-    settled = min([*pending, *(file.bounds[0] for file in found)], default=_NEVER)
-    left = sorted(found, key=lambda history_file: history_file.part.part.max_seq, reverse=True)
+    pending = (seq for file in files for seq, is_consumed in file.batches.items() if not is_consumed)
+    settled = min([*pending, *(file.bounds[0] for file in files)], default=_NEVER)
+    left = sorted(files, key=lambda history_file: history_file.part.part.max_seq, reverse=True)
     at_once = 1
     while left:
         known = known_from(settled) if alone else None

@@ -89,9 +89,9 @@ class ComparedTable:
     @property
     def rule(self) -> TargetTable:
         """What the target decides about the table."""
-        found = self.job.target.table(self.name)
-        assert found is not None  # no other table is compared
-        return found
+        table = self.job.target.table(self.name)
+        assert table is not None  # no other table is compared
+        return table
 
     def _side(self, schemas: Sequence[TableSchema], targets: TargetTables) -> TargetSide:
         """The target's table. Raises what opening it raises."""

@@ -127,8 +127,8 @@ def verify_target(
             seed,
             report=report,
         )
-        found = verify(job, tables)
-        return replace(found, path=evidence.keep(job, found))
+        verified = verify(job, tables)
+        return replace(verified, path=evidence.keep(job, verified))
 
 
 def _is_older(opened: OpenPipeline, target: str, moment_us: int | None) -> bool:

@@ -70,8 +70,8 @@ def find_start(
     if stored is not None:
         require_available(stored, files, server_facts, connection, source)
         return stored
-    found = _asked(source, Search(source, connection, server, files, server_facts), files[0].name)
-    return replace(found, position=replace(found.position, timeline=source.timeline))
+    start = _asked(source, Search(source, connection, server, files, server_facts), files[0].name)
+    return replace(start, position=replace(start.position, timeline=source.timeline))
 
 
 def _asked(source: Source, search: Search, oldest: str) -> Checkpoint:

@@ -136,7 +136,7 @@ def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, st
     listed = _listed(connection, captures)
     definitions = read_definitions(connection, [table.name for table in listed])
     united = {name: merge for merge, names in united_tables(connection).items() for name in names}
-    found = []
+    tables = []
     for table in listed:
         schema, problem = definitions.get(table.name, (None, NOT_VISIBLE))
         kind = "table" if table.is_table else table.type.lower()
@@ -146,18 +146,18 @@ def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, st
             problem = problem or _unusable(schema)
         if merge := united.get(table.name):
             schema, problem = None, f"united by the MERGE table {'.'.join(merge)}: what is written through that is lost"
-        found.append(FoundTable(*table.name, kind, table.engine, schema, problem, table.rows))
-    return tuple(found)
+        tables.append(FoundTable(*table.name, kind, table.engine, schema, problem, table.rows))
+    return tuple(tables)
 
 
 @answers("source")
 def _listed(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> list[_Listed]:
-    found = []
+    listed = []
     for row in query(connection, _TABLES):
         database, table, kind, engine = (as_text(part or "") for part in row[:4])
         if captures(database, table):
-            found.append(_Listed((database, table), kind, engine, int(row[4] or 0)))
-    return found
+            listed.append(_Listed((database, table), kind, engine, int(row[4] or 0)))
+    return listed
 
 
 def _unusable(schema: TableSchema) -> str:

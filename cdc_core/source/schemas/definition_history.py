@@ -200,7 +200,7 @@ class SchemaHistory:
 
         now: current definitions, read after the point was reached. A table that is gone has no more rows to misread.
         """
-        found = []
+        refusals = []
         for schema in now:
             name = name_of(schema)
             definition = self.known.as_of(name, point.seq, point.after.timeline)
@@ -209,8 +209,8 @@ class SchemaHistory:
             # A table that is left out must be copied again: ask once more, and read the log again after the server.
             again = self._ask(*name)
             if again is not None and not _same(definition, again) and not self._redefined_after(name, point):
-                found.append((name, _unexplained(definition, again, point)))
-        return found
+                refusals.append((name, _unexplained(definition, again, point)))
+        return refusals
 
     def redefined(
         self, names: Iterable[TableName] | None, point: LogPoint, captures: Callable[[str, str], bool], change: Change

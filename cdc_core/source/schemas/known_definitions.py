@@ -108,13 +108,13 @@ class KnownDefinitions:
 
     def dropped(self, name: TableName, point: LogPoint) -> frozenset[str]:
         """Columns, in lower case, that the table had before a point, and that were dropped."""
-        found: set[str] = set()
+        columns: set[str] = set()
         for definition in self._sorted(name):
             if definition.seq < point.seq:
-                found = set() if definition.gone else found
-                found |= {column.lower() for column in definition.dropped}
-                found -= {column.lower() for column in definition.emptied}
-        return frozenset(found)
+                columns = set() if definition.gone else columns
+                columns |= {column.lower() for column in definition.dropped}
+                columns -= {column.lower() for column in definition.emptied}
+        return frozenset(columns)
 
 
 def in_one_log(seq: int, timeline: int) -> bool:

@@ -161,15 +161,15 @@ def _is_key(read: Reader) -> bool:
 
 
 def _inside(read: Reader) -> list[Token]:
-    depth, found = 1, []
+    depth, inside = 1, []
     while not read.done:
         token = read.next()
         if token.kind is TokenKind.SIGN:
             depth += (token.text == "(") - (token.text == ")")
             if depth == 0:
                 break
-        found.append(token)
-    return found
+        inside.append(token)
+    return inside
 
 
 def _added(read: Reader, clauses: AlterClauses, *, column: bool = False) -> str:

@@ -101,9 +101,9 @@ class LaterStatements:
         those that end there or before."""
         if until is not None and until <= after:
             return []
-        found = []
+        statements = []
         for here, event in self._ahead.of(after, fresh=fresh, until=until):
             if here not in self._selected:
                 self._selected[here] = self._select(event)
-            found.append(self._selected[here])
-        return [statement for statement in found if statement is not None]
+            statements.append(self._selected[here])
+        return [statement for statement in statements if statement is not None]
