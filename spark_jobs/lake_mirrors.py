@@ -58,7 +58,7 @@ def lake(job: Job) -> IcebergTarget:
 def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, OpenMirror]]:
     """The mirrors as readers see them now, by logical table. Raises what opening them raises; Refused (run.clear_task)
     for one that has not the columns of the run's rows."""
-    target, found = lake(job), dict[str, OpenMirror]()
+    target, mirrors = lake(job), dict[str, OpenMirror]()
     with open_catalog(target) as catalog:
         with catalog_answers(target):
             for table in tables:
@@ -73,8 +73,8 @@ def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, O
                         remedy=repeat_from("plan"),
                     )
                 live = there.live()
-                found[table.table] = OpenMirror(there, live, there.mirror(*live[:2]))
-        yield found
+                mirrors[table.table] = OpenMirror(there, live, there.mirror(*live[:2]))
+        yield mirrors
 
 
 def keep_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:

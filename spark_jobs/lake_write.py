@@ -304,7 +304,7 @@ def _changes(
     renewed: dict[Table, list[NewFile]] = defaultdict(list)
     for at, new in all_results(in_tasks(job, pieces, in_place(job, work))):
         renewed[at] += new
-    found: dict[str, list[FileChange]] = defaultdict(list)
+    changes: dict[str, list[FileChange]] = defaultdict(list)
     for at, change in due.items():
-        found[at[0]].append(change.done(renewed[at]))
-    return found
+        changes[at[0]].append(change.done(renewed[at]))
+    return changes

@@ -197,10 +197,10 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
             done = _merged(files, table, history)
         yield number, done
 
-    found = [_Merged() for _ in tables]
+    results = [_Merged() for _ in tables]
     for number, merged in shuffled(job.spark, units, cut, firsts[-1], work):
-        found[number] += merged
-    return found
+        results[number] += merged
+    return results
 
 
 @dataclass(frozen=True, slots=True)

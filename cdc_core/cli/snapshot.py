@@ -125,10 +125,12 @@ def _show_plan(
         names = [planned.name for planned in tables]
         estimates = estimate(ready, source, names) if tables else {}
         for planned in tables:
-            known = estimates.get(planned.name)
-            rows = planned.rows if known is None or (known.refused and not known.rows) else known.rows
-            why = planned.why if known is None or not known.refused else f"cannot be copied: {known.refused}"
-            size_bytes = None if known is None else known.size_bytes
+            estimated = estimates.get(planned.name)
+            rows = planned.rows if estimated is None or (estimated.refused and not estimated.rows) else estimated.rows
+            why = (
+                planned.why if estimated is None or not estimated.refused else f"cannot be copied: {estimated.refused}"
+            )
+            size_bytes = None if estimated is None else estimated.size_bytes
             found.append(
                 {
                     "source": source,

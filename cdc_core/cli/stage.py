@@ -381,10 +381,10 @@ def _moment(text: str, call: PipelineCall) -> AsOf | None:
     from cdc_core.stage.as_of import AsOf, parse_position
 
     position = parse_position(text)
-    found = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
+    as_of = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
     with call.meta() as meta:
-        found.require_staged({name: meta.positions.checkpoint(name) for name in call.sources(None)})
-    return found
+        as_of.require_staged({name: meta.positions.checkpoint(name) for name in call.sources(None)})
+    return as_of
 
 
 @pipeline_command(app)

@@ -175,23 +175,23 @@ def write_deletes(files: KeyedFiles, path: str, positions: BitMap) -> NewFile:
 
 def deleted_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
     """The positions of the rows of a data file that are deleted."""
-    found = BitMap()
+    deleted = BitMap()
     for path in file.deletes:
         with files.io.new_input(path).open() as source:
             rows = pq.read_table(source, columns=["file_path", "pos"])
         mine = rows.filter(pc.equal(rows.column("file_path"), file.path)).column("pos")
-        found |= BitMap(mine.to_numpy().astype(np.uint32))
-    return found
+        deleted |= BitMap(mine.to_numpy().astype(np.uint32))
+    return deleted
 
 
 def flagged_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
     """The positions of the rows of a data file that say that they are deleted."""
-    found = BitMap()
+    flagged = BitMap()
     with OpenFile(files, file.path) as opened:
         for group in opened.groups:
             flags = np.asarray(opened.read(group, [DELETED]).column(0))
-            found |= BitMap((np.flatnonzero(flags) + int(opened.starts[group])).astype(np.uint32))
-    return found
+            flagged |= BitMap((np.flatnonzero(flags) + int(opened.starts[group])).astype(np.uint32))
+    return flagged
 
 
 class OpenFile:

@@ -127,18 +127,18 @@ def _kept(table: Table, refs: Iterable[str], tags: Mapping[str, int], now_us: in
 def files_of(table: Table, snapshots: Sequence[Snapshot], *, whole: bool = True) -> set[str]:
     """Every file that these snapshots name: lists, manifests, data and deletes. whole: raises FileNotFoundError where a
     list or a manifest is missing; otherwise, what is left of them counts."""
-    found: set[str] = set()
+    paths: set[str] = set()
     excused = () if whole else (FileNotFoundError,)
     for snapshot in snapshots:
-        found.add(snapshot.manifest_list)
+        paths.add(snapshot.manifest_list)
         with suppress(*excused):
             for manifest in snapshot.manifests(table.io):
-                if manifest.manifest_path not in found:
-                    found.add(manifest.manifest_path)
+                if manifest.manifest_path not in paths:
+                    paths.add(manifest.manifest_path)
                     with suppress(*excused):
                         entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-                        found |= {entry.data_file.file_path for entry in entries}
-    return found
+                        paths |= {entry.data_file.file_path for entry in entries}
+    return paths
 
 
 def remove_orphans(table: Table, now_us: int) -> int:

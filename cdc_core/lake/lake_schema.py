@@ -121,13 +121,13 @@ def evolved(
     """The schema that takes rows with these columns; None if this one does. last_id: the highest field id that the
     table ever had. renames: (old, new), in the order of the log. Raises Refused (target.definition)."""
     ids = count(last_id + 1)
-    known = {field.name.lower(): field for field in schema.fields if field.name not in BOOKKEEPING}
+    by_name = {field.name.lower(): field for field in schema.fields if field.name not in BOOKKEEPING}
     wanted = {column.name.lower() for column in columns}
     for old, new in ((before.lower(), after.lower()) for before, after in renames):
-        if old in known and old not in wanted and new not in known:
-            known[new] = known.pop(old)
-    fields = [_followed(known.pop(column.name.lower(), None), column, ids, table) for column in columns]
-    fields += [field.model_copy(update={"required": False}) for field in known.values()]
+        if old in by_name and old not in wanted and new not in by_name:
+            by_name[new] = by_name.pop(old)
+    fields = [_followed(by_name.pop(column.name.lower(), None), column, ids, table) for column in columns]
+    fields += [field.model_copy(update={"required": False}) for field in by_name.values()]
     fields += [field for field in schema.fields if field.name in BOOKKEEPING]
     fitted = Schema(*fields, identifier_field_ids=schema.identifier_field_ids)
     return None if fitted.fields == schema.fields else fitted

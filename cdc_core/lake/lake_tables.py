@@ -349,11 +349,11 @@ def required_schemas(
     """The schemas that rows with these columns need, by those of the tables that have none. every: with columns that
     the rows' tables no longer have: of the changes. Raises Refused (target.definition)."""
     of_key = [next(column for column in columns if column.name == name) for name in tables.key]
-    found = []
+    schemas = []
     wanted = columns, of_key, every or columns
     for table, mine in zip(tables.parts, wanted, strict=False):
         schema, last_id = latest_schema(table), table.metadata.last_column_id
         made = evolved(schema, last_id, mine, renames, table=name_of(table.name()))
         if made is not None:
-            found.append((table, made))
-    return found
+            schemas.append((table, made))
+    return schemas

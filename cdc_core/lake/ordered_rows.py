@@ -171,23 +171,23 @@ class SnapshotRows:
 
     @cached_property
     def _groups(self) -> list[_Group]:
-        found = []
+        groups = []
         for number, file in enumerate(self._live):
             with OpenFile(self._files, file.path) as opened:
-                found += [_Group(number, group, *_bounds(self._files, opened, group)) for group in opened.groups]
-        return found
+                groups += [_Group(number, group, *_bounds(self._files, opened, group)) for group in opened.groups]
+        return groups
 
 
 def wanted_rows(files: KeyedFiles, path: str, mask: Mask, apart: Apart) -> BitMap:
     """The positions of the wanted rows of a file, whether they are deleted or not."""
-    found = BitMap()
+    wanted = BitMap()
     with OpenFile(files, path) as opened:
         for group in opened.groups:
             low, high = _bounds(files, opened, group)
             if not (low and apart(low, high)):
                 here = np.flatnonzero(mask(opened.read(group, files.key))) + int(opened.starts[group])
-                found |= BitMap(here.astype(np.uint32))
-    return found
+                wanted |= BitMap(here.astype(np.uint32))
+    return wanted
 
 
 def _bounds(files: KeyedFiles, opened: OpenFile, group: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -155,13 +155,13 @@ class Batches(Repository):
     @reads
     def files(self, batch_ids: Sequence[str]) -> Mapping[str, tuple[FileRow, ...]]:
         """The files of each batch, in their manifest's order; () for a batch without rows."""
-        found: dict[str, list[FileRow]] = defaultdict(list)
+        files: dict[str, list[FileRow]] = defaultdict(list)
         for some in slices(batch_ids):
             chosen = _file.c.batch_id.in_(some)
             for row in self.execute(select(_file).where(chosen).order_by(_file.c.batch_id, _file.c.part)):
                 file = value_of(FileRow, row, table=row.table_name, rows=row.row_count)
-                found[row.batch_id].append(file)
-        return {batch_id: tuple(found[batch_id]) for batch_id in batch_ids}
+                files[row.batch_id].append(file)
+        return {batch_id: tuple(files[batch_id]) for batch_id in batch_ids}
 
     @writes
     def forget(self, horizons: Mapping[str, Position], before_us: int, *, dry_run: bool = False) -> int:

@@ -29,13 +29,13 @@ class ConsumeRecords(Repository):
     @reads
     def find(self, target: str, batch_ids: Sequence[str], *, lock: bool = False) -> tuple[RecordRow, ...]:
         """The target's records of these batches, by batch and table."""
-        found = []
+        records = []
         ordered = sorted(batch_ids)
         for part in slices(ordered):
             chosen = (_record.c.target == target) & _record.c.batch_id.in_(part)
             query = select(_record).where(chosen).order_by(_record.c.batch_id, _record.c.table_name)
-            found += [record_of(row) for row in self.execute(query.with_for_update() if lock else query)]
-        return tuple(found)
+            records += [record_of(row) for row in self.execute(query.with_for_update() if lock else query)]
+        return tuple(records)
 
     @reads
     def committed_by(self, run_id: str, target: str) -> tuple[str, ...]:

@@ -131,12 +131,12 @@ class Overviews(Repository):
         )
 
     def _latest(self, sources: Sequence[str]) -> tuple[BatchRow, ...]:
-        found = []
+        batches = []
         for source in sources:
             query = select(_batch).where(_batch.c.source == source).order_by(_batch.c.begin_seq.desc()).limit(BATCHES)
-            found += [batch_of(row) for row in self.execute(query)]
+            batches += [batch_of(row) for row in self.execute(query)]
         # Stable: within a window the batches of a source keep the order of its log.
-        return tuple(sorted(found, key=lambda batch: batch.window_start_us, reverse=True)[:BATCHES])
+        return tuple(sorted(batches, key=lambda batch: batch.window_start_us, reverse=True)[:BATCHES])
 
     def _growth(self, schedule: Windows, watermark_us: int) -> tuple[WindowSums, ...]:
         ends = select(func.min(_batch.c.window_start_us), func.max(_batch.c.window_start_us))

@@ -19,12 +19,12 @@ class SchemaVersions(Repository):
     @reads
     def find(self, schema_ids: Sequence[str]) -> Mapping[str, TableSchema]:
         """The definitions that meta knows of those asked for."""
-        found = {}
+        schemas = {}
         for some in slices(schema_ids):
             chosen = _schema.c.schema_id.in_(some)
             for row in self.execute(select(_schema.c.schema_id, _schema.c.definition).where(chosen)):
-                found[row.schema_id] = parsed(TableSchema, row.definition)
-        return found
+                schemas[row.schema_id] = parsed(TableSchema, row.definition)
+        return schemas
 
     @reads
     def history(self, source: str) -> tuple[DefinedSince, ...]:

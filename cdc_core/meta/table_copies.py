@@ -120,19 +120,19 @@ class TableCopies(Repository):
         covered: the coverage of the source's tables. failed: the pipeline's errors that no success has followed.
         """
         refused = {failure.subject: failure.what for failure in failed if failure.task == COPY_TABLE}
-        found: dict[str, CopyStatus] = {}
+        statuses: dict[str, CopyStatus] = {}
         for table, coverage in covered.items():
             if coverage.how is How.COPIED and coverage.whole:
-                found[table] = CopyStatus(table, CopyState.COPIED, copied_to=coverage.place)
+                statuses[table] = CopyStatus(table, CopyState.COPIED, copied_to=coverage.place)
             elif coverage.due:
                 why = refused.get(copied_table(source, table))
                 state = CopyState.PENDING if why is None else CopyState.REFUSED
-                found[table] = CopyStatus(
+                statuses[table] = CopyStatus(
                     table, state, why or lacks(table, source, coverage), rows_estimated=coverage.rows
                 )
         for row in self.execute(select(_copy).where(_copy.c.source == source)):
-            found[row.source_table] = _status_of(row)
-        return tuple(sorted(found.values(), key=lambda copy: (copy.state is CopyState.COPIED, copy.table)))
+            statuses[row.source_table] = _status_of(row)
+        return tuple(sorted(statuses.values(), key=lambda copy: (copy.state is CopyState.COPIED, copy.table)))
 
     @writes
     def begin(self, lease: Lease, copy: TableCopy) -> None:

@@ -39,13 +39,13 @@ class TargetWrites(Repository):
             .where(_ledger.c.target == target, _ledger.c.table_name == table)
             .order_by(_ledger.c.closed_us, _ledger.c.run_id)
         )
-        found = []
+        closed_writes = []
         for run_id, shards, spans in self.execute(query):
             counts = parsed(Counts, shards)
             numbers = {count.shard: count.number for count in counts if count.number}
             rows = {count.shard: count.written for count in counts}
-            found.append(ClosedWrite(run_id, numbers, rows, parsed(Spans, spans)))
-        return tuple(found)
+            closed_writes.append(ClosedWrite(run_id, numbers, rows, parsed(Spans, spans)))
+        return tuple(closed_writes)
 
     def keep(self, target: str, run_id: str, counts: Iterable[WriteCounts], lost: StillLost) -> None:
         """A ledger that is closed now counts these transactions. The entries of shards that lack writes stay; renewed

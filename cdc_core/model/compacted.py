@@ -115,9 +115,9 @@ class Compaction:
     @classmethod
     def from_bytes(cls, raw: bytes) -> Compaction:
         """Raises what `documents.parsed` does."""
-        found = parsed(cls, raw, version=MANIFEST_VERSION)
-        found._require_range()
-        return found
+        compaction = parsed(cls, raw, version=MANIFEST_VERSION)
+        compaction._require_range()
+        return compaction
 
     def _require_range(self) -> None:
         if not self.batches:

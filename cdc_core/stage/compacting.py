@@ -60,16 +60,16 @@ def files_of(batches: Sequence[Manifest]) -> list[FileOf]:
         for part in sorted(batch.parts, key=lambda part: part.max_seq):
             schema = batch.schemas[part.schema_id]
             by_table[part.table, schema.name].append((part, schema))
-    found = []
+    files = []
     for (table, _), parts in sorted(by_table.items()):
         some: list[Part] = []
         for number, (part, schema) in enumerate(parts):
             some.append(part)
             after = parts[number + 1] if number + 1 < len(parts) else None
             if after is None or after[1].id != schema.id or _full(some, after[0]):
-                found.append(FileOf(table, schema, tuple(some)))
+                files.append(FileOf(table, schema, tuple(some)))
                 some = []
-    return found
+    return files
 
 
 def _full(some: Sequence[Part], after: Part) -> bool:

@@ -316,13 +316,13 @@ def _healed(
     listing: list[Manifest | Compaction] = [*batches, *ranges]
     parts = [(manifest.source, manifest.schemas, part) for manifest in listing for part in manifest.parts]
     of = {part.path: (part, (source, schemas[part.schema_id].name)) for source, schemas, part in parts}
-    found = []
+    left = []
     for problem in problems:
         if problem.path in of:
             part, table = of[problem.path]
             problem = replace(problem, healed=part.max_seq < emptied_before(batches, part.table).get(table, 0))
-        found.append(problem)
-    return found
+        left.append(problem)
+    return left
 
 
 def _ranges(store: ObjectStore, source: str) -> tuple[compactions.Compactions, list[ChainProblem]]:

@@ -127,9 +127,9 @@ def read_chains(
     # Meta first: what is recorded is staged, and the stage only grows meanwhile.
     recorded = None if pipeline is None else recorded_ends(pipeline, sources, note)
     ranges = compactions.read(store, sources)
-    found = {name: list(chain(store, name, known=ranges.known(name))) for name in sources}
+    chains = {name: list(chain(store, name, known=ranges.known(name))) for name in sources}
     reached: dict[str, Checkpoint | None] = {}
-    for name, batches in found.items():
+    for name, batches in chains.items():
         last = batches[-1] if batches else None
         reached[name] = None if last is None else last.end
         if recorded is not None:
@@ -137,7 +137,7 @@ def read_chains(
             require_reached(store, name, last, None if checkpoint is None else checkpoint.position)
             require_found(store, name, copied, {batch.path for batch in batches})
             reached[name] = checkpoint or reached[name]
-    return Chains(found, reached, recorded is not None, ranges)
+    return Chains(chains, reached, recorded is not None, ranges)
 
 
 def recorded_ends(

@@ -181,7 +181,7 @@ class S3Store:
 
     def leftovers(self) -> Iterator[Leftover]:
         """Multipart uploads that are not finished."""
-        found = []
+        leftovers = []
         with self._calling("multipart uploads"):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=self._prefix
@@ -189,8 +189,8 @@ class S3Store:
             for page in pages:
                 for upload in page.get("Uploads", ()):
                     path = upload["Key"].removeprefix(self._prefix)
-                    found.append(Leftover(path, upload["Initiated"].timestamp(), upload["UploadId"]))
-        yield from found
+                    leftovers.append(Leftover(path, upload["Initiated"].timestamp(), upload["UploadId"]))
+        yield from leftovers
 
     def discard(self, leftover: Leftover) -> None:
         with self._calling(leftover.path):

@@ -71,9 +71,9 @@ def sql(
     if as_of is not None:
         as_of.require_begun(manifests)
     tables = sorted(tables_of(manifests))
-    asked = query.casefold()
-    named = [table for table in tables if table.rpartition(".")[2].replace('"', '""').casefold() in asked]
-    if not named and _LISTING.search(asked):
+    folded = query.casefold()
+    named = [table for table in tables if table.rpartition(".")[2].replace('"', '""').casefold() in folded]
+    if not named and _LISTING.search(folded):
         named = tables
     alike = _alike(tables)
     lacking = {} if partial else staged_coverage.missing_of(store, manifests, tables, as_of)

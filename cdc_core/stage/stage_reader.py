@@ -204,9 +204,9 @@ def by_key_batches(
             remedy="read its changes as they are, or name columns that identify a row",
         )
     schema = changes_columns(store, manifests, table, until=until)
-    found = (some.select(schema.names) for some in by_key_rows(store, files, own))
+    batches = (some.select(schema.names) for some in by_key_rows(store, files, own))
     # A delete of a key comes before an insert of another one at the same place.
-    yield from _ordered(schema, found, [SOURCE, SEQ, ROW, f"{OP} DESC", *map(quoted, own)], rows)
+    yield from _ordered(schema, batches, [SOURCE, SEQ, ROW, f"{OP} DESC", *map(quoted, own)], rows)
 
 
 def _ordered(

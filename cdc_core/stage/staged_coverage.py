@@ -140,22 +140,22 @@ def _was_absent(later: TableCoverage | None, by_then: Sequence[Manifest]) -> boo
 
 
 def _by_source(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
-    found: dict[str, list[Manifest]] = defaultdict(list)
+    by_source: dict[str, list[Manifest]] = defaultdict(list)
     for manifest in manifests:
-        found[manifest.source].append(manifest)
-    return found
+        by_source[manifest.source].append(manifest)
+    return by_source
 
 
 def feeding_tables(chain: Iterable[Manifest], covered: Mapping[str, TableCoverage]) -> dict[str, set[str]]:
     """The source tables of each logical table: those whose rows were staged for it, and those routed to it."""
-    found: dict[str, set[str]] = defaultdict(set)
+    feeding: dict[str, set[str]] = defaultdict(set)
     for table, coverage in covered.items():
         for logical in coverage.feeds:
-            found[logical].add(table)
+            feeding[logical].add(table)
     for manifest in chain:
         for part in manifest.parts:
-            found[part.table].add(manifest.schemas[part.schema_id].name)
-    return found
+            feeding[part.table].add(manifest.schemas[part.schema_id].name)
+    return feeding
 
 
 def _repeated(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -> Iterator[tuple[str, str]]:

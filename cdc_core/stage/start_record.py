@@ -84,8 +84,8 @@ def names(store: ObjectStore, sources: Iterable[str]) -> frozenset[str]:
 
 def sources(store: ObjectStore) -> list[str]:
     """The sources of which anything was ever staged."""
-    found = (PurePosixPath(info.path) for info in store.list(STARTS))
-    return [path.stem for path in found if path.suffix == ".json" and str(path) == start_path(path.stem)]
+    paths = (PurePosixPath(info.path) for info in store.list(STARTS))
+    return [path.stem for path in paths if path.suffix == ".json" and str(path) == start_path(path.stem)]
 
 
 def put(store: ObjectStore, source: str, checkpoint: Checkpoint, *, pipeline: str, asked: str = "") -> Checkpoint:

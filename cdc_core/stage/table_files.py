@@ -141,8 +141,8 @@ class TableFiles:
 
 def common_key(definitions: Sequence[TableSchema]) -> tuple[str, ...] | None:
     """The key that all of them have; () if they have none, None if they have different ones."""
-    found = {_key_columns(schema): schema.key for schema in reversed(definitions)}
-    return next(iter(found.values()), ()) if len(found) < 2 else None
+    keys = {_key_columns(schema): schema.key for schema in reversed(definitions)}
+    return next(iter(keys.values()), ()) if len(keys) < 2 else None
 
 
 def _key_columns(schema: TableSchema) -> frozenset[str]:

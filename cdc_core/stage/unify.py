@@ -51,22 +51,22 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
 
     Raises Refused (usage.unknown_name) where there is none, with the names that are there.
     """
-    found: list[StagedPart] = []
+    staged_parts: list[StagedPart] = []
     others: set[str] = set()
     for manifest in manifests:
         parts = [part for part in manifest.parts if part.table == table]
-        found += [
+        staged_parts += [
             StagedPart(part, manifest.source, definition_of(manifest, part))
             for part in sorted(parts, key=lambda part: part.max_seq)
         ]
         others.update(part.table for part in manifest.parts)
-    if not found:
+    if not staged_parts:
         raise UsageError(
             f"Nothing is staged for the table {table!r}.",
             code="usage.unknown_name",
             remedy=f"name one of: {', '.join(sorted(others)) or '(none yet)'}",
         )
-    return found
+    return staged_parts
 
 
 def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[tuple[str, str], dict[str, int]]:
@@ -76,7 +76,7 @@ def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[t
     A batch may also know the definition after a statement that stopped the source right after the batch: what that
     statement did to values does not hold yet.
     """
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    emptied: dict[tuple[str, str], dict[str, int]] = {}
     batches = list(manifests)
     end: dict[str, int] = {}
     for manifest in batches:
@@ -86,11 +86,11 @@ def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[t
             if definition.seq < end[manifest.source] and (
                 as_of is None or as_of.includes(definition.seq, definition.ts_us)
             ):
-                columns = found.setdefault((manifest.source, definition.schema.name), {})
+                columns = emptied.setdefault((manifest.source, definition.schema.name), {})
                 columns.update(
                     {name.lower(): max(definition.seq, columns.get(name.lower(), 0)) for name in definition.emptied}
                 )
-    return found
+    return emptied
 
 
 def definition_of(manifest: Manifest, part: Part) -> TableSchema:

@@ -232,7 +232,7 @@ def _lake_names(pipeline: Pipeline, target: IcebergTarget, tables: Iterable[str]
 
     cuts = (cut for _, cut in newest_first(open_stage(pipeline.stage), target.name) if cut.run_id == run_id)
     snapshots = {table.logical: table.snapshot for cut in islice(cuts, 1) for table in cut.tables}
-    found, kind = {}, target.catalog.get("type", "rest")
+    names, kind = {}, target.catalog.get("type", "rest")
     with open_catalog(target) as catalog, catalog_answers(target):
         for logical in tables:
             name = identifier(target, logical)
@@ -242,8 +242,8 @@ def _lake_names(pipeline: Pipeline, target: IcebergTarget, tables: Iterable[str]
             }
             if snapshots.get(logical) is not None:
                 facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(snapshots[logical]))
-            found[logical] = Name(namespace, folder, (Name(f"iceberg://{target.name}", name_of(name)),), facets)
-    return found
+            names[logical] = Name(namespace, folder, (Name(f"iceberg://{target.name}", name_of(name)),), facets)
+    return names
 
 
 def _database_name(pipeline: Pipeline, target: MysqlTarget, logical: str) -> Name:

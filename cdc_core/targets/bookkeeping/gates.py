@@ -173,7 +173,7 @@ def drop_gates(places: Places) -> None:
 
 def gates_of(places: Places) -> list[Gate]:
     """The gates of the tables that are closed, or should be; of tables that are gone, none."""
-    found = []
+    gates = []
     for reference, tables in places.items():
         with _session(reference) as session, session.cursor() as cursor:
             rows = {
@@ -183,8 +183,8 @@ def gates_of(places: Places) -> list[Gate]:
                 if row[0] and table in some
             }
             triggers = _triggers(cursor, list(rows)) if rows else {}
-            found += [Gate(".".join(place), *rows[place], frozenset(events)) for place, events in triggers.items()]
-    return found
+            gates += [Gate(".".join(place), *rows[place], frozenset(events)) for place, events in triggers.items()]
+    return gates
 
 
 def gated_tables(places: Places) -> frozenset[str]:
@@ -264,7 +264,7 @@ def _triggers(cursor: Any, tables: Sequence[Table]) -> dict[Table, dict[str, str
         f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA {among}", databases
     )
     there = {(str(database), str(table)) for database, table in cursor.fetchall()}
-    found: dict[Table, dict[str, str]] = {place: {} for place in tables if place in there}
+    triggers: dict[Table, dict[str, str]] = {place: {} for place in tables if place in there}
     cursor.execute(
         "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, TRIGGER_NAME, EVENT_MANIPULATION, ACTION_STATEMENT "
         f"FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA {among}",
@@ -272,9 +272,9 @@ def _triggers(cursor: Any, tables: Sequence[Table]) -> dict[Table, dict[str, str
     )
     for database, table, name, event, body in cursor.fetchall():
         place = (str(database), str(table))
-        if place in found and str(name).startswith(PREFIX) and _row_of(cursor.connection, place[1]) in str(body):
-            found[place][str(event).lower()] = str(name)
-    return found
+        if place in triggers and str(name).startswith(PREFIX) and _row_of(cursor.connection, place[1]) in str(body):
+            triggers[place][str(event).lower()] = str(name)
+    return triggers
 
 
 def _name(table: str, event: str) -> str:

@@ -240,7 +240,7 @@ def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[Due
         return []
     names = {index.name.lower(): index for index in there.indexes}
     known = {_parts(index) for index in there.indexes if index.kind == "BTREE" and not index.hidden}
-    found = []
+    missing = []
     for index in due:
         gone = [column for column, _, _ in index.parts if column not in there.by_name]
         named = names.get(index.name.lower())
@@ -249,8 +249,8 @@ def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[Due
         elif named is not None and _parts(named) != index.parts:
             log.warning("%s: its index is not built, since another one has its name: %s", there.name, index.sql)
         elif named is None and not (index.alone and index.parts in known):
-            found.append(index)
-    return found
+            missing.append(index)
+    return missing
 
 
 def build_due(tables: Iterable[IndexedTable]) -> None:
@@ -326,7 +326,7 @@ Places = Mapping[str, Sequence[tuple[str, str]]]
 def with_due(places: Places, *, later: bool = False) -> list[IndexedTable]:
     """Those of the tables that have indexes that are due; later: or that may be. Raises what connecting raises, and
     what target_faults makes of the servers' errors."""
-    found = []
+    indexed = []
     for reference, tables in places.items():
         server = resolve(reference)
         with asking_session(server, reference) as connection, connection.cursor() as cursor:
@@ -334,8 +334,8 @@ def with_due(places: Places, *, later: bool = False) -> list[IndexedTable]:
         for database, table in tables:
             due = states[database].get(table, NOTHING).due
             if due or (later and due is not None):
-                found.append(IndexedTable(server, reference, database, table))
-    return found
+                indexed.append(IndexedTable(server, reference, database, table))
+    return indexed
 
 
 def settle(places: Places) -> None:

@@ -242,12 +242,12 @@ PlacedState = tuple[str, ShardTable, TableState]
 def states(target: MysqlTarget, logical: Collection[str]) -> list[PlacedState]:
     """The states of the physical tables of the logical ones. Raises what connections.connect raises, and what
     target_faults makes of the servers' errors."""
-    found: list[PlacedState] = []
+    placed_states: list[PlacedState] = []
     for reference, tables in by_server(target, placed_tables(target, logical)):
         with asking_session(resolve(reference), reference) as connection, connection.cursor() as cursor:
             known = {database: states_in(cursor, database) for database in {place.database for _, place in tables}}
-        found += [(name, place, known[place.database].get(place.table, NOTHING)) for name, place in tables]
-    return found
+        placed_states += [(name, place, known[place.database].get(place.table, NOTHING)) for name, place in tables]
+    return placed_states
 
 
 def change_states(

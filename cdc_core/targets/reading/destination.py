@@ -426,9 +426,9 @@ def _inspect(
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
         surveyed = survey.database(number, database)
-        found = {place.table: surveyed.facts[place.table] for place in here if place.table in surveyed.facts}
+        facts_of = {place.table: surveyed.facts[place.table] for place in here if place.table in surveyed.facts}
         for place in here:
-            facts = found.get(place.table)
+            facts = facts_of.get(place.table)
             for schema in demands.schemas[: None if facts else 1]:
                 problems += table_problems(
                     facts,
@@ -450,10 +450,10 @@ def _inspect(
                 fence = surveyed.states.get(place.table, NOTHING).fence
                 if facts.beside and fence is not None and use.is_let_through(fence):
                     facts = _without_versions(facts)
-                found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
-        problems += [surveyed.unsound[table] for table in found if table in surveyed.unsound]
+                facts_of[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
+        problems += [surveyed.unsound[table] for table in facts_of if table in surveyed.unsound]
         lacking = survey.lacking(number, database, where=where)
-        sound = [table for name, table in found.items() if name not in surveyed.unsound]
+        sound = [table for name, table in facts_of.items() if name not in surveyed.unsound]
         bare = [table for table in sound if not (table.versioned or table.beside or table.keyless)]
         if bare and not may_alter(connection, bare[0], where=where):
             lacking = tuple(privilege for privilege in PRIVILEGES if privilege in (*lacking, "ALTER"))
@@ -462,16 +462,16 @@ def _inspect(
                 problems.append(lacks(cursor, database, lacking, where=where))
         states = {place.table: surveyed.states.get(place.table, NOTHING) for place in here}
         strange = {table for table, state in states.items() if not use.owns(demands.logical, state)}
-        asked = [] if lacking else sorted(strange & found.keys())
+        asked = [] if lacking else sorted(strange & facts_of.keys())
         held = holding(connection, database, asked, surveyed.ours)
         for place in here:
             new = place.table in strange and (place.table not in held or survey.target.existing == "replace")
             problems += use.problems_of(place, states[place.table], new=new)
             if place.table in held and use.owner is not None:
                 _collect(problems, require_answer, survey.target, use.owner, demands.logical, place.name)
-            if place.table not in found:
+            if place.table not in facts_of:
                 continue
-            facts = found[place.table]
+            facts = facts_of[place.table]
             _collect(problems, require_store, connection, facts, surveyed.ours)
             yield place, facts, use.owner is None or use.owner.is_in(states[place.table])
 

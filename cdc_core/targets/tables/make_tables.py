@@ -304,11 +304,11 @@ def _prepare(
         assert rule is not None
         key = options.wanted[logical].key
         error = None
-        found = facts.get(place.table)
-        if found is not None:  # otherwise another has dropped it
+        there = facts.get(place.table)
+        if there is not None:  # otherwise another has dropped it
             beside = bool(key) and rule.guard.store == "table"
             try:
-                prepare(connection, replace(found, key=key, keyless=not key, beside=beside))
+                prepare(connection, replace(there, key=key, keyless=not key, beside=beside))
             except LockstepError as refused:
                 if refused.retriable:
                     raise
@@ -332,8 +332,10 @@ def _existing_table(
     if renamed:
         definition = read_definitions(connection, definition.database, [definition.table])[definition.table]
     there = _state(connection, definition, options, plan)
-    found = differences(plan, there)
-    taken = [difference for difference in found if actions.does(logical, difference) and (whole or difference.column)]
+    differing = differences(plan, there)
+    taken = [
+        difference for difference in differing if actions.does(logical, difference) and (whole or difference.column)
+    ]
     statements: Sequence[str] = [alter_sql(definition.database, definition.table, difference) for difference in taken]
     error = None
     if taken and not actions.dry:
@@ -346,8 +348,8 @@ def _existing_table(
             if error.retriable:
                 raise error from None
         again = read_definitions(connection, definition.database, [definition.table]).get(definition.table)
-        found = differences(plan, _state(connection, again, options, plan)) if again else found
-    left = [difference for difference in found if not (actions.dry and difference in taken)]
+        differing = differences(plan, _state(connection, again, options, plan)) if again else differing
+    left = [difference for difference in differing if not (actions.dry and difference in taken)]
     shown = tuple(
         (difference, alter_sql(definition.database, definition.table, difference) if difference.alter else "")
         for difference in left

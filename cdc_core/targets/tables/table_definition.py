@@ -158,11 +158,11 @@ def read_definitions(
     with suppress(pymysql.err.MySQLError):  # no such view before MariaDB 11.4
         if mariadb:
             periods = _grouped(reader.rows("PERIODS", "TABLE_SCHEMA", "TABLE_NAME"), "TABLE_NAME")
-    found = {}
+    definitions = {}
     for name, row in listed.items():
         if row["TABLE_TYPE"] not in ("BASE TABLE", "SYSTEM VERSIONED") or name not in columns:
             continue
-        found[name] = TableDefinition(
+        definitions[name] = TableDefinition(
             database,
             name,
             columns[name],
@@ -182,7 +182,7 @@ def read_definitions(
             mariadb,
             tuple(str(period["PERIOD"]) for period in periods.get(name, ()) if period["PERIOD"] != "SYSTEM_TIME"),
         )
-    return found
+    return definitions
 
 
 Row = Mapping[str, Any]

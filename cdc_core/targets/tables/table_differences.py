@@ -74,7 +74,7 @@ def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
 def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]:
     """What an existing table lacks of the one that would be created, and what may change or refuse rows there.
     Defaults, expressions and comments may be others."""
-    found: list[TableDifference] = []
+    differing: list[TableDifference] = []
     definition = there.definition
     key = {name.lower() for name in planned.key}
     at = "FIRST"
@@ -82,11 +82,11 @@ def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]
         theirs = definition.by_name.get(column.name.lower())
         if theirs is None:
             lacking = _missing(column, at, empty=there.empty, in_key=column.name.lower() in key)
-            found.append(lacking)
+            differing.append(lacking)
             if not (lacking.safe and lacking.column):
                 continue  # it may stay missing
         else:
-            found += _column_differences(planned, column, theirs, there)
+            differing += _column_differences(planned, column, theirs, there)
         at = f"AFTER {quote(column.name)}"
     known = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
     primary = {name for index in definition.indexes if index.name == "PRIMARY" for name in index.columns}
@@ -96,15 +96,17 @@ def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]
             free = needed and extra.name.lower() not in primary
             alter = _modified(replace(extra, nullable=True), there) if free else ""
             what = f"the column {extra.name} is not on the source"
-            found.append(
+            differing.append(
                 TableDifference(what, stops=needed, alter=alter, safe=bool(alter), column=extra.name if alter else "")
             )
-    found += _index_differences(planned, definition)
+    differing += _index_differences(planned, definition)
     if definition.engine.lower() != "innodb":
-        found.append(TableDifference(f"the engine is {definition.engine}", alter="ENGINE=InnoDB"))
-    found += [TableDifference(f"the trigger {name} may change rows") for name in definition.triggers]
-    found += [TableDifference(f"the foreign key {name} may change or refuse rows") for name in definition.foreign_keys]
-    return found
+        differing.append(TableDifference(f"the engine is {definition.engine}", alter="ENGINE=InnoDB"))
+    differing += [TableDifference(f"the trigger {name} may change rows") for name in definition.triggers]
+    differing += [
+        TableDifference(f"the foreign key {name} may change or refuse rows") for name in definition.foreign_keys
+    ]
+    return differing
 
 
 def _missing(column: PlannedColumn, at: str, *, empty: bool, in_key: bool) -> TableDifference:
@@ -129,7 +131,7 @@ def _missing(column: PlannedColumn, at: str, *, empty: bool, in_key: bool) -> Ta
 def _column_differences(
     planned: PlannedTable, column: PlannedColumn, theirs: ColumnDefinition, there: Existing
 ) -> list[TableDifference]:
-    found = []
+    differing = []
     name = theirs.name
     in_key = name.lower() in {part.lower() for part in planned.key}
     problem = type_pairs.problem(column.source, theirs.type)
@@ -141,7 +143,7 @@ def _column_differences(
         if not type_pairs.problem(theirs.type, wide) and not (wide.base == "char" and theirs.type.base != "char"):
             nullable = theirs.nullable or (column.nullable and not in_key)
             alter = _modified(replace(theirs, type=wide, nullable=nullable), there)
-        found.append(
+        differing.append(
             TableDifference(
                 f"the column {name} is {column.source} on the source and {theirs.type} here: {problem}",
                 stops=True,
@@ -151,12 +153,14 @@ def _column_differences(
         )
     if theirs.nullable and not column.nullable and not column.generated:
         strict = _modified(replace(theirs, nullable=False), there)
-        found.append(TableDifference(f"the column {name} allows NULL", stops=in_key, alter=strict))
+        differing.append(TableDifference(f"the column {name} allows NULL", stops=in_key, alter=strict))
     if theirs.counted:
-        found.append(TableDifference(f"the column {name} is AUTO_INCREMENT: the target hands out ids to other writers"))
+        differing.append(
+            TableDifference(f"the column {name} is AUTO_INCREMENT: the target hands out ids to other writers")
+        )
     if theirs.refreshed:
-        found.append(TableDifference(f"the column {name} has ON UPDATE, which may change rows"))
-    return found
+        differing.append(TableDifference(f"the column {name} has ON UPDATE, which may change rows"))
+    return differing
 
 
 def _modified(column: ColumnDefinition, there: Existing) -> str:
@@ -183,7 +187,7 @@ def _modified(column: ColumnDefinition, there: Existing) -> str:
 
 
 def _index_differences(planned: PlannedTable, definition: TableDefinition) -> list[TableDifference]:
-    found = []
+    differing = []
     shapes = {
         (index.unique, tuple((part.column.lower(), part.prefix) for part in index.parts)): index.name
         for index in definition.indexes
@@ -199,18 +203,18 @@ def _index_differences(planned: PlannedTable, definition: TableDefinition) -> li
                 for unique, parts in shapes
             )
             if not same:
-                found.append(
+                differing.append(
                     TableDifference(
                         f"no unique key over exactly ({', '.join(planned.key)})", stops=True, alter=f"ADD {index.sql}"
                     )
                 )
         elif (index.unique, index.parts) not in shapes:
-            found.append(TableDifference(f"the index {index.name} is missing", alter=f"ADD {index.sql}"))
+            differing.append(TableDifference(f"the index {index.name} is missing", alter=f"ADD {index.sql}"))
     keyed = {name for name, _ in key.parts} if key else set()
     for (unique, parts), name in shapes.items():
         if unique and (unique, parts) not in wanted and {column for column, _ in parts} != keyed:
-            found.append(TableDifference(f"the unique key {name} is not on the source: rows may violate it"))
-    return found
+            differing.append(TableDifference(f"the unique key {name} is not on the source: rows may violate it"))
+    return differing
 
 
 def create_database_sql(database: str, collation: str) -> str:

@@ -81,14 +81,14 @@ def _pads(collation: str) -> bool:
 
 def coarser_columns(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
     """The key columns that the table may compare more coarsely than a source table does."""
-    found: dict[str, None] = {}
+    columns: dict[str, None] = {}
     for name in facts.key:
         for schema in schemas:
             for column in schema.columns:
                 there = facts.by_name.get(name.lower())
                 if there is not None and column.name == name and coarser(column.type, there.type):
-                    found[name] = None
-    return tuple(found)
+                    columns[name] = None
+    return tuple(columns)
 
 
 def _bytes_of(facts: TableFacts, name: str, row: str) -> str:

@@ -144,7 +144,7 @@ def _held(
     columns: Mapping[str, bool],
 ) -> list[list[ShardHolding]]:
     """What the shards hold of each key where it may be: in the shard `places`, or in all of them."""
-    found: list[list[ShardHolding]] = [[] for _ in range(rows.num_rows)]
+    holdings: list[list[ShardHolding]] = [[] for _ in range(rows.num_rows)]
     for number, shard in enumerate(destination.shards):
         here = np.flatnonzero((places == number) | (places == _EVERY))
         if len(here):
@@ -160,8 +160,8 @@ def _held(
             )
             for at, version in zip(here, part, strict=True):
                 if version != TargetVersion():
-                    found[at].append((number, version))
-    return found
+                    holdings[at].append((number, version))
+    return holdings
 
 
 def _first(
