@@ -219,7 +219,7 @@ class ConsumeRecords(Repository):
     @writes
     def seed(self, target: str, batches: Sequence[BatchRow]) -> int:
         """Count batches as PURGED for a target that was filled by other means; how many of them had no record."""
-        known = {row.batch_id for row in self.find(target, [batch.batch_id for batch in batches], lock=True)}
+        batch_ids = {row.batch_id for row in self.find(target, [batch.batch_id for batch in batches], lock=True)}
         now = self.now_us()
         fresh = [
             {
@@ -237,7 +237,7 @@ class ConsumeRecords(Repository):
                 "updated_us": now,
             }
             for batch in batches
-            if batch.batch_id not in known
+            if batch.batch_id not in batch_ids
         ]
         if fresh:
             self.execute(insert(_record), fresh)

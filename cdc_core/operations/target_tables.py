@@ -224,10 +224,10 @@ def require_any_ready(opened: OpenPipeline, plan: RunPlan) -> dict[str, Lockstep
             _follow(opened, plan, target)
         except LockstepError as error:
             log.warning("%s: its columns do not follow those of the sources yet: %s", target.target, error)
-    asked = [target.target for target in plan.targets if target.batches]
+    due = [target.target for target in plan.targets if target.batches]
     covered = cache(opened.meta.coverages.find)  # the same for each target
     failed: dict[str, LockstepError] = {}
-    for name in asked:
+    for name in due:
         try:
             if isinstance(opened.pipeline.target(name), IcebergTarget):
                 require_ready(opened, plan, name)
@@ -235,7 +235,7 @@ def require_any_ready(opened: OpenPipeline, plan: RunPlan) -> dict[str, Lockstep
                 _require_or_make(opened, plan, name, partial(require_target, opened, plan, name, covered=covered))
         except LockstepError as error:
             failed[name] = error
-    if failed and len(failed) == len(asked):
+    if failed and len(failed) == len(due):
         raise combined(list(failed.values()))
     return failed
 

@@ -276,23 +276,23 @@ class CompactOperator(_PipelineOperator):
 
         with as_airflow_failures("compact"), self.open_pipeline(context) as ready:
             assert ready.pipeline.retention is not None  # the renderer makes this task for such pipelines only
-            found = compact(
+            done = compact(
                 ready,
                 by=By(ready.pipeline.retention.compact or By.DAY),
                 older_than_us=REMOVED_AFTER_US if ready.pipeline.retention.remove_originals else None,
                 dry_run=is_dry_run(context),
             )
-        for made in found.ranges:
+        for made in done.ranges:
             log.info("%s %s: %d files became %d", made.source, made.label, made.files_before, made.files)
-        for removed in found.removed:
+        for removed in done.removed:
             held = f" stay: {removed.held_by}" if removed.held_by else " are removed"
             log.info("%s from %s: %d original files%s", removed.source, removed.begin, removed.files, held)
         return {
-            "ranges": len(found.ranges),
-            "files_before": sum(compacted.files_before for compacted in found.ranges),
-            "files": sum(compacted.files for compacted in found.ranges),
-            "removed": sum(removed.files for removed in found.removed if not removed.held_by),
-            "held_by": {name: why for name, why in found.held_by.items() if why},
+            "ranges": len(done.ranges),
+            "files_before": sum(compacted.files_before for compacted in done.ranges),
+            "files": sum(compacted.files for compacted in done.ranges),
+            "removed": sum(removed.files for removed in done.removed if not removed.held_by),
+            "held_by": {name: why for name, why in done.held_by.items() if why},
         }
 
 

@@ -176,10 +176,10 @@ class LakeSide(TargetSide):
 
     def _field(self, column: str) -> pa.Field | None:
         """The field of the mirror's column for one of the source."""
-        known = {
+        by_name = {
             mirrored.name.lower(): mirrored for mirrored in self.mirror.columns if mirrored.name not in BOOKKEEPING
         }
-        return known.get(column.lower())
+        return by_name.get(column.lower())
 
     def _name(self, column: Column) -> str:
         field = self._field(column.name)

@@ -106,11 +106,11 @@ class TableRegistry:
             self._known[name] = self._history.at(name, point)
         elif name not in self._known:
             self._known[name] = self._ask(*name)
-        former = self._known[name]
-        if former is None and table_map.names is None:
+        definition = self._known[name]
+        if definition is None and table_map.names is None:
             self._ask(*name)  # it says why
-        schema = schema_of(table_map, former, mariadb=mariadb)
-        if mariadb and _was_versioned(schema, former):
+        schema = schema_of(table_map, definition, mariadb=mariadb)
+        if mariadb and _was_versioned(schema, definition):
             raise system_versioned(*name)
         if mariadb and tuple(column.name for column in schema.columns) == _SEQUENCE:
             self._names[event.body[8:]] = name

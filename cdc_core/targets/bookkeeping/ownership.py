@@ -68,12 +68,12 @@ def holding(connection: SafeConnection, database: str, tables: Sequence[str], th
     found: set[str] = set()
     with connection.cursor() as cursor:
         for at in range(0, len(tables), _ASKED):
-            asked = [
+            queries = [
                 f"SELECT {number} WHERE EXISTS(SELECT 1 FROM {place}{where})"
                 for number, table in enumerate(tables[at : at + _ASKED], at)
                 for place, where in _left(database, table, there).items()
             ]
-            cursor.execute(" UNION ALL ".join(asked))
+            cursor.execute(" UNION ALL ".join(queries))
             found |= {tables[number] for (number,) in cursor.fetchall()}
     return found
 

@@ -167,9 +167,9 @@ def table_problems(
             problems.append(problem)
         if problem is not None or there is not None:
             at = f"AFTER {quote(column.name)}"
-    known = {column.name.lower() for column in schema.columns}
+    names = {column.name.lower() for column in schema.columns}
     for column in facts.columns:
-        unknown = column.name.lower() not in known and column.name.lower() not in settled
+        unknown = column.name.lower() not in names and column.name.lower() not in settled
         if unknown and not column.optional and column.name != VERSION_COLUMN:
             problems.append(
                 ColumnsMissing(
@@ -179,7 +179,7 @@ def table_problems(
                     remedy=_optional(facts, column),
                 )
             )
-    if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
+    if freshness is not None and not (freshness.lower() in names and freshness.lower() in facts.by_name):
         problems.append(
             ColumnsMissing(
                 f"The freshness column {freshness!r} is not a column of both {schema.name} and {facts.name}.",

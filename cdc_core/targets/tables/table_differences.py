@@ -88,10 +88,10 @@ def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]
         else:
             differing += _column_differences(planned, column, theirs, there)
         at = f"AFTER {quote(column.name)}"
-    known = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
+    names = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
     primary = {name for index in definition.indexes if index.name == "PRIMARY" for name in index.columns}
     for extra in definition.columns:
-        if extra.name.lower() not in known:
+        if extra.name.lower() not in names:
             needed = not extra.optional
             free = needed and extra.name.lower() not in primary
             alter = _modified(replace(extra, nullable=True), there) if free else ""
