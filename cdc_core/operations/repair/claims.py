@@ -119,10 +119,10 @@ def claim(job: VerifyJob, wanted: Sequence[WantedKeys], leases: Mapping[str, Lea
                 read.setdefault(name, []).append(claims)
         for name, claims_of_source in sorted(read.items()):
             staged = _staged(job, tables[name], claims_of_source, leases[name])
-            for table, why in staged.dropped:
+            for dropped, why in staged.dropped:
                 raise TableUnready(
-                    f"The log overtook the rows of {table} while they were looked up: {why}.",
-                    where=table,
+                    f"The log overtook the rows of {dropped} while they were looked up: {why}.",
+                    where=dropped,
                     code="verify.unsettled",
                     remedy="try again; if the table's changes are not captured, or its copy is due, copy it: "
                     "`lockstep snapshot PIPELINE TABLE`",

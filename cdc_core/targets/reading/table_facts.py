@@ -168,15 +168,15 @@ def table_problems(
         if problem is not None or there is not None:
             at = f"AFTER {quote(column.name)}"
     names = {column.name.lower() for column in schema.columns}
-    for column in facts.columns:
-        unknown = column.name.lower() not in names and column.name.lower() not in settled
-        if unknown and not column.optional and column.name != VERSION_COLUMN:
+    for definition in facts.columns:
+        unknown = definition.name.lower() not in names and definition.name.lower() not in settled
+        if unknown and not definition.optional and definition.name != VERSION_COLUMN:
             problems.append(
                 ColumnsMissing(
-                    f"The target's column {column.name} is NOT NULL without a default, "
+                    f"The target's column {definition.name} is NOT NULL without a default, "
                     "and the source has no such column.",
                     where=name,
-                    remedy=_optional(facts, column),
+                    remedy=_optional(facts, definition),
                 )
             )
     if freshness is not None and not (freshness.lower() in names and freshness.lower() in facts.by_name):
