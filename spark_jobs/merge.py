@@ -202,10 +202,10 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
             done = _merged(files, table, history)
         yield number, done
 
-    found = [_Merged() for _ in tables]
-    for number, one in shuffled(job.spark, units, cut, firsts[-1], work):
-        found[number] += one
-    return found
+    results = [_Merged() for _ in tables]
+    for number, merged in shuffled(job.spark, units, cut, firsts[-1], work):
+        results[number] += merged
+    return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +230,10 @@ def _whole(store: ObjectStore, files: StepFiles, table: _Table) -> _Merged:
 
 
 def _merged(files: StepFiles, table: _Table, history: History) -> _Merged:
-    found = history.merged()
-    removing = versions(table.truncates, found.truncates)
-    rows = found.rows if table.rule.key else each_copy(found.rows)
-    paths = tuple(_written(files, table, found.rows)) if rows.num_rows else ()
+    merged = history.merged()
+    removing = versions(table.truncates, merged.truncates)
+    rows = merged.rows if table.rule.key else each_copy(merged.rows)
+    paths = tuple(_written(files, table, merged.rows)) if rows.num_rows else ()
     return _Merged(paths, history.counts, rows.num_rows, removing)
 
 

@@ -66,7 +66,7 @@ def _in_pandas(rows: pa.Table) -> Any:
 
 def _as_floats(decimals: pa.ChunkedArray) -> pa.ChunkedArray:
     """The decimals as floats; as they are if they have too many digits for floats to tell them apart."""
-    ends = [one.as_py() for one in pc.min_max(decimals).values()]
+    ends = [bound.as_py() for bound in pc.min_max(decimals).values()]
     if any(end is None or abs(end).scaleb(decimals.type.scale) >= _EXACT for end in ends):
         return decimals
     return decimals.cast(pa.string()).cast(pa.float64())  # a cast alone is not exact
@@ -116,8 +116,8 @@ def passes(expectations: Sequence[Mapping[str, Any]]) -> bool:
 def _raised(info: Mapping[str, Any]) -> bool:
     """Whether an expectation could not be evaluated. info: about the expectation, or about each of its metrics, by
     their ids."""
-    each = [info] if "raised_exception" in info else [one for one in info.values() if isinstance(one, Mapping)]
-    return any(one.get("raised_exception") for one in each)
+    each = [info] if "raised_exception" in info else [metric for metric in info.values() if isinstance(metric, Mapping)]
+    return any(metric.get("raised_exception") for metric in each)
 
 
 def _expectation_document(outcome: Any) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def run(
     parsed = call.pipeline
     require("spark", "quality", by="lockstep run")
     again = replay or requeue is not None
-    targets = choose([one.name for one in parsed.targets], target, "target", "--target")
+    targets = choose([configured.name for configured in parsed.targets], target, "target", "--target")
     until_us = moment_us(until)
     selection = _selection(parsed, targets, begin, end, table_names, replay=replay)
     if every is not None and (until != "now" or again or staged):

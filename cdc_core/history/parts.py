@@ -113,32 +113,32 @@ def _key(events: pa.Table, rule: TableRule) -> list[pa.Array]:
 
 def hashes_of(columns: Sequence[pa.Array]) -> Hashes:
     """A hash of each row of some columns: the same for values that a key treats as equal."""
-    found: Hashes = np.zeros(len(columns[0]), np.uint64)
+    hashes: Hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        found = (found ^ _hashes(plain(column))) * _ODD
-        found ^= found >> _SHIFT
-    return found
+        hashes = (hashes ^ _hashes(plain(column))) * _ODD
+        hashes ^= hashes >> _SHIFT
+    return hashes
 
 
 def _hashes(column: pa.Array) -> Hashes:
-    kind, found = column.type, np.zeros(len(column), np.uint64)
+    kind, hashes = column.type, np.zeros(len(column), np.uint64)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        found = _hashes_of_bytes(column.cast(pa.binary()))
+        hashes = _hashes_of_bytes(column.cast(pa.binary()))
     elif pa.types.is_list(kind):
         width = kind.value_type.bit_width // 8
         offsets = pa.py_buffer((np.asarray(column.offsets) * width).astype(np.int32))
-        found = _hashes_of_bytes(
+        hashes = _hashes_of_bytes(
             pa.Array.from_buffers(pa.binary(), len(column), [None, offsets, column.values.buffers()[1]])
         )
     elif pa.types.is_boolean(kind):
-        found = np.asarray(column.fill_null(False)).astype(np.uint64)
+        hashes = np.asarray(column.fill_null(False)).astype(np.uint64)
     else:
         words = _words(pc.add(column, 0.0) if pa.types.is_floating(kind) else column)
         for at in range(words.shape[1]):
-            found = (found ^ words[:, at].astype(np.uint64)) * _ODD
-            found ^= found >> _SHIFT
-    found[np.asarray(column.is_null())] = 0  # whatever their slots hold
-    return found
+            hashes = (hashes ^ words[:, at].astype(np.uint64)) * _ODD
+            hashes ^= hashes >> _SHIFT
+    hashes[np.asarray(column.is_null())] = 0  # whatever their slots hold
+    return hashes
 
 
 def _words(column: pa.Array) -> npt.NDArray[np.generic]:

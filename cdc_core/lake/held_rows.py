@@ -46,7 +46,7 @@ class HeldRows:
     @property
     def present(self) -> HeldRows:
         """Without the rows that say that they are deleted."""
-        file, row = (np.where(self.deleted, -1, one) for one in (self.file, self.row))
+        file, row = (np.where(self.deleted, -1, numbers) for numbers in (self.file, self.row))
         return replace(self, file=file, row=row, versions=self._versions(~self.deleted))
 
     def tombstones(self, buried: HeldRows) -> pa.BinaryArray:
@@ -108,26 +108,26 @@ def held_rows(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> He
     beside = [VERSION_COLUMN, *([DELETED] if files.flagged else [])]
     owners: list[Numbers] = []
     versions: list[pa.BinaryArray] = []
-    for one in _found(files, live, keys):
-        ours = one.keys
+    for found_keys in _found(files, live, keys):
+        ours = found_keys.keys
         again = file[ours] >= 0
         row[ours] = np.arange(len(ours))
         again |= row[ours] != np.arange(len(ours))  # twice in this group
-        _require_one(files, again, live[one.file], keys, ours)
-        file[ours], row[ours] = one.file, one.rows + one.opened.starts[one.group]
+        _require_one(files, again, live[found_keys.file], keys, ours)
+        file[ours], row[ours] = found_keys.file, found_keys.rows + found_keys.opened.starts[found_keys.group]
         owners.append(ours)
-        there = one.opened.read(one.group, beside).take(pa.array(one.rows))
+        there = found_keys.opened.read(found_keys.group, beside).take(pa.array(found_keys.rows))
         versions.append(whole(there.column(0)))
         if files.flagged:
             deleted[ours] = np.asarray(there.column(1))
-    return HeldRows(tuple(one.path for one in live), file, row, _spread(count, owners, versions), deleted)
+    return HeldRows(tuple(live_file.path for live_file in live), file, row, _spread(count, owners, versions), deleted)
 
 
 def held_keys(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> Flags:
     """Which of these keys the files hold. keys: as in `held_rows`."""
     held = np.zeros(keys.num_rows, bool)
-    for one in _found(files, live, keys) if keys.num_rows else ():
-        held[one.keys] = True
+    for found_keys in _found(files, live, keys) if keys.num_rows else ():
+        held[found_keys.keys] = True
     return held
 
 
@@ -147,11 +147,11 @@ def _found(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> Itera
     columns = [whole(keys.column(name).cast(files.columns.field(name).type)) for name in files.key]
     index: KeyIndex | None = None
     first = files.key[0]
-    span = tuple(one.as_py() for one in pc.min_max(columns[0]).values()) if _ordered(columns[0].type) else None
-    for number, one in enumerate(live):
-        if _apart(span, (one.low, one.high)):
+    span = tuple(bound.as_py() for bound in pc.min_max(columns[0]).values()) if _ordered(columns[0].type) else None
+    for number, file in enumerate(live):
+        if _apart(span, (file.low, file.high)):
             continue
-        with OpenFile(files, one.path) as opened:
+        with OpenFile(files, file.path) as opened:
             gone: BitMap | None = None
             for group in opened.groups:
                 if _apart(span, opened.span(group, first)):
@@ -159,7 +159,7 @@ def _found(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> Itera
                 index = index or KeyIndex(columns)
                 rows, ours = index.match([whole(column) for column in opened.read(group, files.key).columns])
                 if len(rows) and gone is None:
-                    gone = deleted_rows(files, one) if one.deletes else BitMap()
+                    gone = deleted_rows(files, file) if file.deletes else BitMap()
                 if gone:
                     start, end = int(opened.starts[group]), int(opened.starts[group + 1])
                     dead = np.zeros(end - start, bool)

@@ -122,9 +122,9 @@ class MirrorTables:
 
     def mirror(self, rows: LiveFiles, tombstones: LiveFiles) -> Mirror:
         """As workers need it."""
-        mine, places = (table_files(one, latest_schema(one), self.key) for one in (self.rows, self.tombstones))
+        files, places = (table_files(table, latest_schema(table), self.key) for table in (self.rows, self.tombstones))
         buried = tuple(tombstones.files)
-        return Mirror(self.rule.logical, mine, tuple(rows.files), places, buried, tuple(truncates_in(places, buried)))
+        return Mirror(self.rule.logical, files, tuple(rows.files), places, buried, tuple(truncates_in(places, buried)))
 
     def change_rows(self, changes: LiveFiles) -> ChangeRows:
         """As workers need them."""
@@ -134,10 +134,10 @@ class MirrorTables:
 def _require_with(rows: Table, last: Snapshot | None, table: Table, name: str) -> None:
     """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows. last:
     our newest snapshot of the mirror. name: the property by which that says its number of the table."""
-    mine = own(table, head(table))
-    due, there = int((last and said(last, name)) or 0), int((mine and said(mine, NUMBER)) or 0)
+    snapshot = own(table, head(table))
+    due, there = int((last and said(last, name)) or 0), int((snapshot and said(snapshot, NUMBER)) or 0)
     # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
-    compacted = mine is None and head(table) is not None
+    compacted = snapshot is None and head(table) is not None
     made_since = last is not None and int(table.properties.get(SINCE, 0)) >= int(said(last, NUMBER))
     if there < due and not compacted and not made_since:
         raise DataAtRisk(
@@ -181,7 +181,7 @@ def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames
     name, known = rows.name(), tuple(field.name for field in latest_schema(tombstones).fields[:-1])
     renamed = known
     for old, new in renames:
-        renamed = tuple(new if one.lower() == old.lower() else one for one in renamed)
+        renamed = tuple(new if column.lower() == old.lower() else column for column in renamed)
     if rule.key not in (known, renamed):
         raise Refused(
             f"The rows of {name_of(name)} are known by ({', '.join(known)}); the key is ({', '.join(rule.key)}) now.",
@@ -189,7 +189,7 @@ def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames
             code="target.definition",
             remedy=f"{ANOTHER_MIRROR} has the new key",
         )
-    was, wanted = ("flag" if one else "remove" for one in (DELETED in rows.schema().column_names, rule.flagged))
+    was, wanted = ("flag" if flagged else "remove" for flagged in (DELETED in rows.schema().column_names, rule.flagged))
     if was != wanted:
         raise Refused(
             f"{name_of(name)} was made with deletes: {was}, and its rule says deletes: {wanted} now.",
@@ -262,9 +262,9 @@ def _require_as_made(table: Table) -> None:
     if not table.spec().is_unpartitioned():
         changes.append("is partitioned now")
     now, snapshot = metadata.current_schema_id, head(table)
-    mine = own_schemas(table)
-    if now not in mine:
-        published = snapshot.schema_id if snapshot is not None and snapshot.schema_id in mine else mine[0]
+    schema_ids = own_schemas(table)
+    if now not in schema_ids:
+        published = snapshot.schema_id if snapshot is not None and snapshot.schema_id in schema_ids else schema_ids[0]
         others = {field.field_id: field for field in table.schema().fields}
         for field in table.schemas()[published].fields:
             other = others.get(field.field_id)
@@ -326,7 +326,7 @@ def _adding(table: Table, made: Schema) -> TableCommit:
     metadata, number = table.metadata, max(table.schemas()) + 1
     added = Schema(*made.fields, schema_id=number, identifier_field_ids=made.identifier_field_ids)
     requirements = (AssertLastAssignedFieldId(last_assigned_field_id=metadata.last_column_id),)
-    mine = ",".join(str(one) for one in (*own_schemas(table), number))
+    mine = ",".join(str(schema_id) for schema_id in (*own_schemas(table), number))
     updates = AddSchemaUpdate.model_validate({"schema": added}), SetPropertiesUpdate(updates={SCHEMAS: mine})
     return TableCommit(table, requirements, updates)
 
@@ -334,7 +334,7 @@ def _adding(table: Table, made: Schema) -> TableCommit:
 def show_schema(tables: MirrorTables) -> None:
     """Readers see the schemas that were added last. Raises what the catalog raises."""
     due = [part for part in tables.parts if latest_schema(part).schema_id != part.metadata.current_schema_id]
-    updates = [SetCurrentSchemaUpdate.model_validate({"schema-id": latest_schema(one).schema_id}) for one in due]
+    updates = [SetCurrentSchemaUpdate.model_validate({"schema-id": latest_schema(table).schema_id}) for table in due]
     commits = [TableCommit(table, (), (update,)) for table, update in zip(due, updates, strict=True)]
     if commits:
         commit(tables.rows.catalog, commits)
@@ -349,11 +349,11 @@ def required_schemas(
     """The schemas that rows with these columns need, by those of the tables that have none. every: with columns that
     the rows' tables no longer have: of the changes. Raises Refused (target.definition)."""
     of_key = [next(column for column in columns if column.name == name) for name in tables.key]
-    found = []
+    schemas = []
     wanted = columns, of_key, every or columns
     for table, mine in zip(tables.parts, wanted, strict=False):
         schema, last_id = latest_schema(table), table.metadata.last_column_id
         made = evolved(schema, last_id, mine, renames, table=name_of(table.name()))
         if made is not None:
-            found.append((table, made))
-    return found
+            schemas.append((table, made))
+    return schemas

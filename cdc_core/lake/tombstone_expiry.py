@@ -58,8 +58,8 @@ def forget_tombstones(table: Table, begins: Mapping[str, int]) -> int:
     keyless = truncates_in(files, live.files).get(newest)
     if keyless is not None:
         gone[keyless[0]] -= BitMap([keyless[1]])
-    row = pa.table([pa.array([newest if one.name == VERSION_COLUMN else None], one.type) for one in files.columns],
-                   schema=files.columns)  # fmt: skip
+    newest_alone = [pa.array([newest if field.name == VERSION_COLUMN else None], field.type) for field in files.columns]
+    row = pa.table(newest_alone, schema=files.columns)
     added = list(write_rows(files, row)) if keyless is None else []
     due = change_due(live.files, added, {path: some for path, some in gone.items() if some})
     change = due.done(new for rewrite in due.rewrites for new in rewritten(files, rewrite))
@@ -76,9 +76,9 @@ def _older(
     several sources or source tables."""
     gone: dict[str, BitMap] = {}
     count, names, newest = 0, set[bytes](), b""
-    for one in live:
-        dead = deleted_rows(files, one) if one.deletes else BitMap()
-        with OpenFile(files, one.path) as opened:
+    for file in live:
+        dead = deleted_rows(files, file) if file.deletes else BitMap()
+        with OpenFile(files, file.path) as opened:
             for group in opened.groups:
                 start = int(opened.starts[group])
                 rows = opened.read(group, [VERSION_COLUMN]).append_column("at", _numbers(opened, group))
@@ -91,7 +91,7 @@ def _older(
                 older = rows.filter(pc.less(_part(versions, _SEQ), begin.to_bytes(8)))
                 count += rows.num_rows
                 if older.num_rows:
-                    gone[one.path] = gone.get(one.path, BitMap()) | BitMap(np.asarray(older.column("at"), np.uint32))
+                    gone[file.path] = gone.get(file.path, BitMap()) | BitMap(np.asarray(older.column("at"), np.uint32))
                     newest = max(newest, *whole(older.column(0)).to_pylist(), key=lambda version: version[_PLACE])
     return (gone, newest) if sum(map(len, gone.values())) > max(1, DELETED_SHARE * count) else None
 

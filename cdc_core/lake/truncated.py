@@ -29,17 +29,17 @@ from cdc_core.model.version import VERSION_COLUMN, decode, newer_or_equal_each, 
 
 def removed_by(files: KeyedFiles, file: LiveFile, truncates: Sequence[bytes]) -> BitMap:
     """The positions of the present rows of a file that truncates of these versions remove."""
-    found = BitMap()
+    removed = BitMap()
     with OpenFile(files, file.path) as opened:
         for group in opened.groups:
             versions = whole(opened.read(group, [VERSION_COLUMN]).column(0))
             older = np.zeros(len(versions), bool)
             for truncate in truncates:
                 older |= _removes(truncate, versions)
-            found |= BitMap((np.flatnonzero(older) + int(opened.starts[group])).astype(np.uint32))
-    if files.flagged and found:
-        found -= flagged_rows(files, file)
-    return found - deleted_rows(files, file) if file.deletes else found
+            removed |= BitMap((np.flatnonzero(older) + int(opened.starts[group])).astype(np.uint32))
+    if files.flagged and removed:
+        removed -= flagged_rows(files, file)
+    return removed - deleted_rows(files, file) if file.deletes else removed
 
 
 def _removes(truncate: bytes, versions: pa.BinaryArray) -> npt.NDArray[np.bool_]:
@@ -73,15 +73,15 @@ def truncated_rows(files: KeyedFiles, file: LiveFile, positions: BitMap, truncat
 def truncates_in(files: KeyedFiles, live: Sequence[LiveFile]) -> dict[bytes, tuple[str, int]]:
     """The tombstones without a key: where each version is."""
     found: dict[bytes, tuple[str, int]] = {}
-    for one in live:
-        if not one.keyless:
+    for file in live:
+        if not file.keyless:
             continue
-        gone = deleted_rows(files, one) if one.deletes else BitMap()
-        with OpenFile(files, one.path) as opened:
+        gone = deleted_rows(files, file) if file.deletes else BitMap()
+        with OpenFile(files, file.path) as opened:
             for group in opened.groups:
                 rows = opened.read(group, [files.key[0], VERSION_COLUMN])
                 for at in np.flatnonzero(np.asarray(whole(rows.column(0).is_null()))).tolist():
                     place = at + int(opened.starts[group])
                     if place not in gone:
-                        found[rows.column(1)[at].as_py()] = (one.path, place)
+                        found[rows.column(1)[at].as_py()] = (file.path, place)
     return found

@@ -79,21 +79,33 @@ def tell_problems(
     return any(_explains(problem, said) for problem in problems.values())
 
 
-def _explains(one: Problem, said: str) -> bool:
+def _explains(problem: Problem, said: str) -> bool:
     """Whether a failure is of the problem: it has its words, or its code and place."""
-    return one.level is Level.FAILED and (
-        one.what in said or (bool(one.code) and one.code in said and one.where in said)
+    return problem.level is Level.FAILED and (
+        problem.what in said or (bool(problem.code) and problem.code in said and problem.where in said)
     )
 
 
-def _key(one: Problem) -> str:
+def _key(problem: Problem) -> str:
     """Equal for a problem that is seen again, whatever has changed in its words; by the next run, too."""
-    same = ("run", one.where, one.code or one.what) if one.subject.startswith("run ") else (one.subject, one.code)
-    return hashlib.sha256("\n".join((one.level.value, *same)).encode()).hexdigest()
+    same = (
+        ("run", problem.where, problem.code or problem.what)
+        if problem.subject.startswith("run ")
+        else (problem.subject, problem.code)
+    )
+    return hashlib.sha256("\n".join((problem.level.value, *same)).encode()).hexdigest()
 
 
-def _event(pipeline: str, one: Problem) -> ProblemEvent:
-    since = moment(one.since_us)
+def _event(pipeline: str, problem: Problem) -> ProblemEvent:
+    since = moment(problem.since_us)
     return ProblemEvent(
-        pipeline, one.level.value, one.subject, one.what, one.where, one.remedy, one.code, since, solved=False
+        pipeline,
+        problem.level.value,
+        problem.subject,
+        problem.what,
+        problem.where,
+        problem.remedy,
+        problem.code,
+        since,
+        solved=False,
     )

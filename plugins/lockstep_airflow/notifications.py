@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 
 def require_found(pipeline: Pipeline, file: str) -> None:
     """Raises UsageError for a notifier whose module cannot be imported here. Imports its packages only."""
-    for one in pipeline.airflow.notify:
-        module = one.use.partition(":")[0]
+    for notified in pipeline.airflow.notify:
+        module = notified.use.partition(":")[0]
         try:
-            found = find_spec(module)
+            spec = find_spec(module)
         except ImportError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise UsageError(
-                f"airflow.notify names {one.use}, and there is no module {module}.",
+                f"airflow.notify names {notified.use}, and there is no module {module}.",
                 where=file,
                 code="airflow.pipelines",
                 remedy="install its package where Airflow runs, or correct the name (MODULE:NAME)",
@@ -70,15 +70,15 @@ def _told_of(file: str, context: Context, *, given_up: bool) -> None:
 def _tell(pipeline: Pipeline, context: Context, event: ProblemEvent) -> None:
     """All of them, whichever fails; then raises the first failure."""
     failed: Exception | None = None
-    for one in pipeline.airflow.notify:
+    for notified in pipeline.airflow.notify:
         try:
-            named: Callable[..., Any] = EntryPoint(one.use, one.use, "lockstep.notify").load()
+            named: Callable[..., Any] = EntryPoint(notified.use, notified.use, "lockstep.notify").load()
             if isinstance(named, type):
-                named(**one.options)({**context, "problem": event})
+                named(**notified.options)({**context, "problem": event})
             else:
-                named(event, **one.options)
+                named(event, **notified.options)
         except Exception as error:
-            log.exception("%s did not take: %s", one.use, event)
+            log.exception("%s did not take: %s", notified.use, event)
             failed = failed or error
     if failed is not None:
         raise failed

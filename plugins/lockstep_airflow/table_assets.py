@@ -54,13 +54,13 @@ def extracted_batches(context: Context, meta: Meta, source: str, window: RunWind
     """Those of the run's window, and those of earlier windows that were staged since the run began, as after a pause.
     Of a run up to now, all that were staged since it began."""
     start_us = None if window.open else window.start_us
-    found = meta.batches.staged_since(source, _began_us(context), window_start_us=start_us)
-    return [one for one in found if not one.copied and one.window_start_us < window.end_us]
+    batches = meta.batches.staged_since(source, _began_us(context), window_start_us=start_us)
+    return [batch for batch in batches if not batch.copied and batch.window_start_us < window.end_us]
 
 
 def copied_batches(context: Context, meta: Meta, source: str) -> list[BatchRow]:
     """Those of copied rows that were staged since the run began."""
-    return [one for one in meta.batches.staged_since(source, _began_us(context)) if one.copied]
+    return [batch for batch in meta.batches.staged_since(source, _began_us(context)) if batch.copied]
 
 
 def _began_us(context: Context) -> int:
@@ -87,8 +87,8 @@ def publish_staged(
         {
             staged_uri(pipeline, table): {
                 "table": table,
-                "window_start_us": min(one.window_start_us for one in mine),
-                "window_end_us": max(one.window_end_us for one in mine),
+                "window_start_us": min(batch.window_start_us for batch in mine),
+                "window_end_us": max(batch.window_end_us for batch in mine),
                 "positions": {mine[0].source: [str(mine[0].begin), str(mine[-1].end)]},
                 "staged_rows": rows[table],
             }

@@ -86,8 +86,8 @@ class AttachedSource:
             assert stored is not None
             moved = after_loss(source, self.control, self.server, self.facts, stored)
             covered = meta.coverages.find(source.name).tables
-            found = self._survey(moved.start, covered)
-            return self._led_on(stored, moved, abandoned_log.missed(covered, found, moved.start))
+            survey = self._survey(moved.start, covered)
+            return self._led_on(stored, moved, abandoned_log.missed(covered, survey, moved.start))
         if stored is not None and is_other_server(stored, self.facts):
             return self._led_on(stored, fail_over(source, self.control, self.server, self.facts, stored), {})
         start = find_start(source, self.control, stored, server=self.server)
@@ -118,11 +118,11 @@ class AttachedSource:
             log_of.declared_empty(begin.empty, start.position, start.watermark_us)
         log_of.left_out(start.position, start.watermark_us)
         log_of.captured_again(left_out, start.position, start.watermark_us)
-        of_log = {table for table, one in log_of.known.items() if one.how is not How.EXISTING}
-        found = self._survey(start, of_log)
-        if found.complete or not covered.surveyed.seq:  # then the rules are kept with it
+        of_log = {table for table, coverage in log_of.known.items() if coverage.how is not How.EXISTING}
+        survey = self._survey(start, of_log)
+        if survey.complete or not covered.surveyed.seq:  # then the rules are kept with it
             log_of.other_rules(self._under_other_rules(covered), start.position, start.watermark_us)
-        log_of.survey(found, captured=self.capture.rules)
+        log_of.survey(survey, captured=self.capture.rules)
         if log_of.pending:
             coverages.keep(self.lease, log_of.pending, log_of.surveyed)
         return log_of

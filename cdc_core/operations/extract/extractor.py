@@ -159,14 +159,14 @@ class Extractor:
             pipeline, source = self._pipeline, self._source
             stored = recover(self._meta, self._store, self._lease)
             replica_host = replica_identity.replica_host(pipeline.pipeline, source.name, self._lease.identity)
-            address, self._control, known = hosts.connect(source, stored, replica_host)
+            address, self._control, facts = hosts.connect(source, stored, replica_host)
             opened.callback(self._control.close)
-            self._meta.leases.record_retention(self._lease, known.retention_s)
+            self._meta.leases.record_retention(self._lease, facts.retention_s)
             self._clock.read(self._control)
-            if known.lower_case != self._capture.lower_case:
-                self._capture = Capture(pipeline.tables, pipeline.routes, lower_case=known.lower_case)
+            if facts.lower_case != self._capture.lower_case:
+                self._capture = Capture(pipeline.tables, pipeline.routes, lower_case=facts.lower_case)
             policy = CapturePolicy.from_config(pipeline.tables)
-            at = AttachedSource(self._opened, source, self._lease, self._capture, address, self._control, known)
+            at = AttachedSource(self._opened, source, self._lease, self._capture, address, self._control, facts)
             at.require_seen_cascades(policy)
             start = at.begin(stored, self._abandon)
             self._abandon = None  # when it attaches again

@@ -55,20 +55,20 @@ class ErasureFindings:
 
     @property
     def places(self) -> tuple[ErasedPlace, ...]:
-        files = [file for one in self.staged for file in one.affected]
+        files = [file for staged in self.staged for file in staged.affected]
         kinds = {"changes": "staged", "snapshot": "copied"}
-        found = [
+        places = [
             ErasedPlace(kinds.get(file.part.path.split("/")[0], "compacted"), file.part.path, len(file.found.places))
             for file in files
         ]
-        found += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
-        found += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
-        found += [
+        places += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
+        places += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
+        places += [
             ErasedPlace("tombstone", trace.target, len(trace.tombstones)) for trace in self.traces if trace.tombstones
         ]
-        found += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
-        found += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
-        return tuple(found)
+        places += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
+        places += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
+        return tuple(places)
 
     @property
     def present(self) -> dict[str, int]:
@@ -81,7 +81,7 @@ class ErasureFindings:
 def find_places(opened: OpenPipeline, keys: ErasedKeys, sessions: TargetTables) -> ErasureFindings:
     """Raises what reading the stage, meta and the targets raises."""
     staged = [erase_staged.find(opened.store, source.name, keys) for source in opened.pipeline.sources]
-    schemas = latest_definitions(files_of(opened, keys.table).described) if any(one.files for one in staged) else ()
+    schemas = latest_definitions(files_of(opened, keys.table).described) if any(rows.files for rows in staged) else ()
     return ErasureFindings(
         staged,
         tuple(erase_derived.find_runs(opened.store, opened.name, keys)),
@@ -105,7 +105,7 @@ def files_of(opened: OpenPipeline, table: str) -> TableFiles:
     usage.unknown_name)."""
     for source in opened.pipeline.sources:
         start_record.require_own(opened.store, source.name, opened.name)
-    manifests = [one for source in opened.pipeline.sources for one in chain(opened.store, source.name)]
+    manifests = [manifest for source in opened.pipeline.sources for manifest in chain(opened.store, source.name)]
     return TableFiles.at(manifests, table, None)
 
 

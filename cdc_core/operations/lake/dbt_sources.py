@@ -154,7 +154,7 @@ def _described_column(column: DbtColumn, key: Sequence[str]) -> dict[str, Any]:
 
 def _row_of(key: Sequence[str]) -> str:
     """dbt's test of one column takes any expression. A row of the columns is exact; joined texts are not."""
-    names = (one if one.isidentifier() else f"{{{{ adapter.quote({one!r}) }}}}" for one in key)
+    names = (column if column.isidentifier() else f"{{{{ adapter.quote({column!r}) }}}}" for column in key)
     return f"({', '.join(names)})"
 
 

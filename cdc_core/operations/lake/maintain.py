@@ -61,20 +61,20 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, daily: bool = True) 
     with catalog_answers(target):
         if not catalog.table_exists(of_cuts):  # no run has made the lake's tables yet
             return Maintained(0, 0, Forgotten(0, 0, 0), 0)
-        published = {one.snapshot_id for one in cut_table.shown(catalog.load_table(of_cuts))}
+        published = {snapshot.snapshot_id for snapshot in cut_table.shown(catalog.load_table(of_cuts))}
     cuts.complete(ready.store, target.name, published, before_us=now_us - GRACE_US)
-    known = list(cuts.newest_first(ready.store, target.name))
-    kept = kept_cuts((cut for _, cut in known), target.keep, now_us)
+    named_cuts = list(cuts.newest_first(ready.store, target.name))
+    kept = kept_cuts((cut for _, cut in named_cuts), target.keep, now_us)
     tags: dict[str, dict[str, int]] = {}
     for cut in kept:
         for table in cut.tables:
             mine = tags.setdefault(table.name, {})
             if table.snapshot is not None and table.snapshot not in mine.values():
                 mine[tag_of(cut)] = table.snapshot
-    tables = [table for _, cut in known for table in cut.tables if table.snapshot is not None]
+    tables = [table for _, cut in named_cuts for table in cut.tables if table.snapshot is not None]
     names = {tuple(table.name.split(".")): table.logical for table in tables}
-    gone = [path for path, cut in known if cut not in kept and now_us - cut.made_us > GRACE_US]
-    stay = {cut.run_id for path, cut in known if path not in gone}
+    gone = [path for path, cut in named_cuts if cut not in kept and now_us - cut.made_us > GRACE_US]
+    stay = {cut.run_id for path, cut in named_cuts if path not in gone}
     total, removed, dug_up, problems = Forgotten(0, 0, 0), 0, 0, list[str]()
     begins = _begins(ready) if daily else {}
     buried = {tombstones_of(name) for name in names}
@@ -103,14 +103,14 @@ def _begins(ready: OpenPipeline) -> dict[str, int]:
     """For each source whose history was purged, the least order key that a change of it may still come with: copied
     rows are older than their batch."""
     found: dict[str, int] = {}
-    for source in [one.name for one in ready.pipeline.sources]:
+    for source in [source.name for source in ready.pipeline.sources]:
         horizon = horizons.read(ready.store, source)
         if horizon is not None:
             begin = horizon.position.seq
             copied = [
                 batch.manifest for batch in ready.meta.batches.find(source) if batch.copied and batch.begin.seq >= begin
             ]
-            lows = [chunk.low for one in read_several(ready.store, source, copied) for chunk in one.chunks]
+            lows = [chunk.low for manifest in read_several(ready.store, source, copied) for chunk in manifest.chunks]
             lows += [chunk.chunk.low for chunk in ready.meta.copies.chunks(source)]
             found[source] = min([begin, *(low.seq - 1 for low in lows)])
     return found

@@ -70,7 +70,9 @@ def check_lake(
     """logical: the captured tables of each logical table."""
     subject, owner = f"target {target.name}", owner_of(pipeline.pipeline, target.name)
     catalog = findings.attempt(
-        f"{subject}: catalog", partial(catalogs.of, target), lambda one: f"it publishes {publishes_together(one)}"
+        f"{subject}: catalog",
+        partial(catalogs.of, target),
+        lambda opened_catalog: f"it publishes {publishes_together(opened_catalog)}",
     )
     if catalog is None:
         return

@@ -41,8 +41,8 @@ def publish_run(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
     with catalog_answers(target):
         table = cut_table.opened(catalog, target)
         shown = cut_table.shown(table)
-        cuts.complete(ready.store, name, {one.snapshot_id for one in shown})
-        if any((said(one, RUN), said(one, PLAN)) == (plan.run_id, plan.digest) for one in shown):
+        cuts.complete(ready.store, name, {snapshot.snapshot_id for snapshot in shown})
+        if any((said(snapshot, RUN), said(snapshot, PLAN)) == (plan.run_id, plan.digest) for snapshot in shown):
             publish(catalog, snapshots)
             return
         cut = _cut(ready, plan, catalog, target, snapshots)
@@ -64,7 +64,7 @@ def _cut(
     bases = [] if raw is None else parsed(list[BaseSnapshots], raw)
     made = {snapshot.identifier: snapshot.snapshot for snapshot in snapshots}
     known = () if last is None else last.tables
-    tables = {one.logical: (one.name, one.snapshot) for one in known if target.table(one.logical) is not None}
+    tables = {table.logical: (table.name, table.snapshot) for table in known if target.table(table.logical) is not None}
     for base in bases:
         tables[base.table] = name_of(base.identifier), made.get(base.identifier, base.rows)
     sources = sources_after(ready, plan, target.name, last)
@@ -79,6 +79,6 @@ def _cut(
                 continue
             tables[logical] = name_of(name), None
     lacking = lacking_rows(ready, plan, target.name, sources, tables, last)
-    lacking |= {one: (*lacking[one], NO_MIRROR) for one in without_mirror}
+    lacking |= {table: (*lacking[table], NO_MIRROR) for table in without_mirror}
     of_tables = tuple(CutTable(table, *tables[table], lacking[table]) for table in sorted(tables))
     return Cut(plan.run_id, target.name, ready.meta.now_us(), sources, of_tables)

@@ -46,7 +46,7 @@ def of_servers(shape: Shape) -> ServerSide:
 
 def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
     """What each shard has under these keys, texts of `row_texts`; nothing for a key that a shard has never seen."""
-    found = []
+    holdings = []
     for number, shard in enumerate(of_servers(shape).shards):
         facts = shard.facts
         with target_rows.session(shard) as connection:
@@ -57,8 +57,8 @@ def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
                 kept = _versions(connection, shape, shard, versions, keys)
                 rows = {key: kept.get(key, b"") for key in rows}
             buried = _versions(connection, shape, shard, tombstones, keys) if tombstones in ours else {}
-        found += [Held(number, key, rows.get(key), buried.get(key)) for key in sorted({*rows, *buried})]
-    return found
+        holdings += [Held(number, key, rows.get(key), buried.get(key)) for key in sorted({*rows, *buried})]
+    return holdings
 
 
 def key_rows(shape: Shape, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
@@ -104,21 +104,21 @@ def remove_row(shape: Shape, shard: Shard, key: str, version: bytes) -> bool:
 
 
 @sensible("target")
-def forget_version(shape: Shape, shard: Shard, one: Held) -> bool:
+def forget_version(shape: Shape, shard: Shard, holding: Held) -> bool:
     """Makes the row of this key, if it has this version, one that Lockstep never wrote, which is older than all; and
     removes the key's tombstone. Whether anything changed."""
-    facts, where = shard.facts, _one(shape, shard, one.key)
+    facts, where = shard.facts, _one(shape, shard, holding.key)
     changed = False
-    if one.row:
+    if holding.row:
         versions = _table(shard, versions_table(facts.table)) if facts.beside else _table(shard)
         changed = _changed(
             shard,
             f"UPDATE {versions} r SET r.{VERSION_COLUMN} = X'' "
-            f"WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(one.row)}",
+            f"WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(holding.row)}",
         )
-    if one.tombstone is not None:
+    if holding.tombstone is not None:
         tombstones = _table(shard, tombstones_table(facts.table))
-        sql = f"DELETE r FROM {tombstones} r WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(one.tombstone)}"
+        sql = f"DELETE r FROM {tombstones} r WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(holding.tombstone)}"
         changed = _changed(shard, sql) or changed
     return changed
 

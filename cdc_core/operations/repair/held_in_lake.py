@@ -61,7 +61,7 @@ class _Seen:
     def at(self, wanted: Collection[tuple[str, bytes]]) -> pa.Table:
         """The rows with these keys and versions."""
         found = zip(self.texts, self.rows.column(VERSION_COLUMN).to_pylist(), strict=True)
-        return self.rows.filter(pa.array([one in wanted for one in found], pa.bool_()))
+        return self.rows.filter(pa.array([pair in wanted for pair in found], pa.bool_()))
 
 
 def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
@@ -79,9 +79,11 @@ def give_way(shape: Shape, seen: Sequence[Held]) -> int:
     Raises RetryLater (target.busy), if somebody else publishes meanwhile, and as `catalog_answers`."""
     side = _lake(shape)
     with catalog_answers(side.config):
-        rows, tombstones = _both(side, shape, [one.key for one in seen])
-        buried = {(one.key, one.tombstone) for one in seen if one.tombstone}
-        older = rows.at({(one.key, one.row) for one in seen if one.row} | (buried if rows.files.flagged else set()))
+        rows, tombstones = _both(side, shape, [holding.key for holding in seen])
+        buried = {(holding.key, holding.tombstone) for holding in seen if holding.tombstone}
+        older = rows.at(
+            {(holding.key, holding.row) for holding in seen if holding.row} | (buried if rows.files.flagged else set())
+        )
         dug_up = tombstones.at(buried)
         place = older.schema.get_field_index(VERSION_COLUMN)
         unversioned = older.set_column(place, VERSION_COLUMN, pa.array([b""] * older.num_rows, pa.binary()))
@@ -116,9 +118,9 @@ def _replace(seen: _Seen, gone: pa.Table, added: list[NewFile]) -> None:
     files, table = seen.files, seen.live.table
     places = held_rows(files, seen.live.files, gone.select(list(files.key)))
     for number in np.unique(places.file).tolist():
-        one = seen.live.files[number]
+        file = seen.live.files[number]
         positions = BitMap(places.row[places.file == number].astype(np.uint32))
-        added.append(write_deletes(files, one.path, positions | deleted_rows(files, one)))
+        added.append(write_deletes(files, file.path, positions | deleted_rows(files, file)))
     made = as_compaction(snapshot_of(seen.live, FileChange(tuple(added)), table.schema(), {}))
     updates = (AddSnapshotUpdate(snapshot=made.listed(table)), pointing(MAIN, made.number))
     commit(table.catalog, [TableCommit(table, (at_main(seen.live.snapshot),), updates)])

@@ -176,8 +176,10 @@ class LakeSide(TargetSide):
 
     def _field(self, column: str) -> pa.Field | None:
         """The field of the mirror's column for one of the source."""
-        known = {one.name.lower(): one for one in self.mirror.columns if one.name not in BOOKKEEPING}
-        return known.get(column.lower())
+        by_name = {
+            mirrored.name.lower(): mirrored for mirrored in self.mirror.columns if mirrored.name not in BOOKKEEPING
+        }
+        return by_name.get(column.lower())
 
     def _name(self, column: Column) -> str:
         field = self._field(column.name)
@@ -185,7 +187,7 @@ class LakeSide(TargetSide):
         return str(field.name)
 
     def _span(self, shape: Shape, range_: RowRange) -> KeySpan:
-        above, through = (self._bound(shape, one) for one in (range_.above, range_.through))
+        above, through = (self._bound(shape, bound) for bound in (range_.above, range_.through))
         return KeySpan(above, through, downwards(range_.through or range_.above))
 
     def _bound(self, shape: Shape, key: Key) -> tuple[Any, ...]:
@@ -211,7 +213,7 @@ def mirrors_with_rows(config: IcebergTarget, catalog: Catalog, logical: Sequence
 
 def matching(shape: Shape, wanted: Sequence[str]) -> tuple[Mask, Apart]:
     """What SnapshotRows.select takes, for the rows with these keys, texts of `row_texts`."""
-    texts = pa.array([one for one in wanted if not has_errors(one)], pa.string())
+    texts = pa.array([name for name in wanted if not has_errors(name)], pa.string())
 
     def mask(keys: pa.Table) -> Flags:
         here = row_texts(fitted(keys, shape.key_columns), shape.key_columns, shape.errors)

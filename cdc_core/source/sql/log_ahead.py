@@ -55,7 +55,7 @@ class LogAhead:
                 self._read_on(self._end)
             finally:
                 self._keep_from(after)
-        return (one for one in self._found if one[0] > after and (until is None or one[0] <= until))
+        return (placed for placed in self._found if placed[0] > after and (until is None or placed[0] <= until))
 
     def _read_on(self, begin: Position) -> None:
         kept_s = time.monotonic()
@@ -101,9 +101,9 @@ class LaterStatements:
         those that end there or before."""
         if until is not None and until <= after:
             return []
-        found = []
+        statements = []
         for here, event in self._ahead.of(after, fresh=fresh, until=until):
             if here not in self._selected:
                 self._selected[here] = self._select(event)
-            found.append(self._selected[here])
-        return [one for one in found if one is not None]
+            statements.append(self._selected[here])
+        return [statement for statement in statements if statement is not None]

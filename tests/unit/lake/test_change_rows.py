@@ -155,7 +155,7 @@ def test_a_changes_table_that_was_rolled_back_alone_is_found(lake: MadeLake, sto
 def test_columns_follow_the_source_and_former_ones_stay(lake: MadeLake, store: ObjectStore) -> None:
     grown(lake, store)
     lake.alter([("id", pa.int64()), ("text", pa.string()), ("more", pa.int32())], [("note", "text")])
-    publish(lake.catalog, lake.append(store, stage(store, *[[Made([insert(one)])] for one in (1, 2, 3)])[2:]))
+    publish(lake.catalog, lake.append(store, stage(store, *[[Made([insert(key)])] for key in (1, 2, 3)])[2:]))
     assert [(row["id"], row["text"], row["more"]) for row in lake.changes()] == [
         (1, "n", None),
         (2, "n", None),

@@ -78,7 +78,7 @@ def test_many_small_runs_leave_few_files(lake: MadeLake) -> None:
         if run % 12 == 0:
             require_summary_of_its_manifests(lake.table())
             require_summary_of_its_manifests(lake.table(tombstones=True))
-            assert {one["id"]: one["v"] for one in lake.scanned()} == expected
+            assert {row["id"]: row["v"] for row in lake.scanned()} == expected
     assert most <= MERGED_FILES + 1
 
 
@@ -101,8 +101,8 @@ def test_deletes_of_a_file_replace_those_that_it_had(lake: MadeLake) -> None:
     found = []
     for run in range(5):
         lake.apply(delete(2 + run, run * 2, None))
-        (one,) = lake.live().files
-        found.append((one.rows, one.deleted, len(one.deletes)))
+        (file,) = lake.live().files
+        found.append((file.rows, file.deleted, len(file.deletes)))
         require_summary_of_its_manifests(lake.table())
     assert found == [(100, count, 1) for count in range(1, 6)]
 
@@ -124,9 +124,9 @@ def test_a_file_of_which_nothing_is_left_disappears(lake: MadeLake) -> None:
 def test_a_first_run_may_have_deletes_alone(lake: MadeLake) -> None:
     lake.apply(delete(1, 1, None))
     assert lake.scanned() == []
-    assert [one["id"] for one in lake.scanned(tombstones=True)] == [1]
+    assert [row["id"] for row in lake.scanned(tombstones=True)] == [1]
     lake.apply(upsert(2, 1, "x"))
-    assert [one["id"] for one in lake.scanned()] == [1]
+    assert [row["id"] for row in lake.scanned()] == [1]
     assert lake.scanned(tombstones=True) == []
 
 

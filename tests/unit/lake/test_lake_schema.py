@@ -120,8 +120,8 @@ def test_a_key_that_became_wider_is_found_and_buried(tmp_path: Path) -> None:
     lake.apply(upsert(2, 1 << 40, 3), upsert(2, 1, 10), delete(2, 2))
     lake.apply(delete(3, 1 << 40))
     lake.apply(upsert(2, 1 << 40, 3), upsert(1, 2, 2), upsert(0, 3, 1))  # late ones
-    assert [(one["id"], one["v"]) for one in lake.scanned()] == [(1, 10)]
-    assert sorted(one["id"] for one in lake.scanned(tombstones=True)) == [2, 3, 1 << 40]
+    assert [(row["id"], row["v"]) for row in lake.scanned()] == [(1, 10)]
+    assert sorted(row["id"] for row in lake.scanned(tombstones=True)) == [2, 3, 1 << 40]
 
 
 def test_the_columns_of_a_key_may_be_in_another_order_than_those_of_the_table(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_the_columns_of_a_key_may_be_in_another_order_than_those_of_the_table(tm
     lake.apply(upsert(1, 1, "x", 1), delete(1, 2, "y"))
     lake.alter([("a", LONG), ("b", TEXT), ("v", INT), ("w", INT)])
     lake.apply(upsert(2, 1 << 40, "x", 2, 3), upsert(0, 2, "y", 1), delete(2, 1, "x"))
-    assert [(one["a"], one["w"]) for one in lake.scanned()] == [(1 << 40, 3)]
-    assert [(one["b"], one["a"]) for one in lake.scanned(tombstones=True)] == [("x", 1), ("y", 2)]
+    assert [(row["a"], row["w"]) for row in lake.scanned()] == [(1 << 40, 3)]
+    assert [(row["b"], row["a"]) for row in lake.scanned(tombstones=True)] == [("x", 1), ("y", 2)]
 
 
 def test_a_decimal_key_that_became_wider_is_found(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_decimal_key_that_became_wider_is_found(tmp_path: Path) -> None:
     lake.apply(upsert(1, Decimal("1.00"), 1), delete(1, Decimal("2.50")))
     lake.alter([("id", wide), ("v", INT)])
     lake.apply(upsert(2, Decimal("1.00"), 2), delete(2, Decimal("123456789.00")), upsert(0, Decimal("2.50"), 0))
-    assert [(one["id"], one["v"]) for one in lake.scanned()] == [(Decimal("1.00"), 2)]
+    assert [(row["id"], row["v"]) for row in lake.scanned()] == [(Decimal("1.00"), 2)]
 
 
 def test_a_dropped_column_keeps_its_values_in_rows_that_do_not_change(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_dropped_column_keeps_its_values_in_rows_that_do_not_change(tmp_path: 
     source.write((1, 1, "one", None, None), (2, 2, "two", None, None))
     source.alter([column for column in source.columns if column[0] != "b"])
     source.write((2, 22, None, None))
-    assert {one["id"]: one["b"] for one in source.lake.scanned()} == {1: "one", 2: None}
+    assert {row["id"]: row["b"] for row in source.lake.scanned()} == {1: "one", 2: None}
 
 
 def test_a_column_that_is_dropped_and_added_again_has_its_field_id(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def test_a_mirror_stays_right_without_its_old_tombstones(
         for other in dice.choices(range(number + 1), k=dice.randint(0, 2)):
             lake.apply(*winners_of(batches[other]))
         known = [change for batch in batches[: number + 1] for change in batch]
-        emptied = max((one.seq for one in known if one.row is None), default=0)
-        last = last_of(one for one in known if one.seq > emptied)
-        rows = {key[0]: one.row[1] for key, one in last.items() if one.op == "u" and one.row}
+        emptied = max((change.seq for change in known if change.row is None), default=0)
+        last = last_of(change for change in known if change.seq > emptied)
+        rows = {key[0]: change.row[1] for key, change in last.items() if change.op == "u" and change.row}
         assert {row["id"]: row["v"] for row in lake.scanned()} == rows
     forget_tombstones(lake.table(tombstones=True), {"one": 1000})
     assert len(buried(lake)) <= 1 + len(last) // 4

@@ -28,7 +28,7 @@ def test_the_list_names_every_package_that_the_code_of_executors_imports_at_once
                 top = name.partition(".")[0]
                 if top in ("cdc_core", "spark_jobs"):
                     found = root.joinpath(*name.split("."))
-                    pending += [one for one in (found.with_suffix(".py"), found / "__init__.py") if one.is_file()]
+                    pending += [file for file in (found.with_suffix(".py"), found / "__init__.py") if file.is_file()]
                 elif top not in sys.stdlib_module_names:
                     others.add(top)
     assert others - set(PACKAGES) == {"pyspark"}
