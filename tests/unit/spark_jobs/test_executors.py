@@ -10,7 +10,7 @@ from tests.lab.foreign_python import PACKAGES
 
 
 def test_the_list_names_every_package_that_the_code_of_executors_imports_at_once() -> None:
-    """By what the modules of write, filter, merge and suites import when they are imported, all of them in this repository."""
+    """By what write, filter, merge and suites import when they are imported, all of them in this repository."""
     root = Path(__file__).parents[3]
     seen: set[Path] = set()
     others: set[str] = set()
