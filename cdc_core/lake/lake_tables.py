@@ -37,6 +37,7 @@ from cdc_core.lake.mirror import Mirror
 from cdc_core.lake.snapshots import (
     NUMBER,
     SCHEMAS,
+    SINCE,
     WITH_CHANGES,
     WITH_TOMBSTONES,
     LiveFiles,
@@ -52,8 +53,6 @@ from cdc_core.lake.truncated import truncates_in
 
 TOMBSTONES, CHANGES = "__deleted", "__changes"
 """The ends of the names of a mirror's table of tombstones, and of its changes table."""
-SINCE = "lockstep.since"
-"""A property of a changes table: the number of the mirror's snapshot after which it was made."""
 OWNER, LOGICAL, FOLDER = "lockstep.owner", "lockstep.table", "lockstep.folder"
 PROPERTIES = {
     "format-version": "2",

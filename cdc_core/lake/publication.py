@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     RemoveSnapshotRefUpdate,
@@ -40,13 +39,13 @@ from cdc_core.lake.snapshots import (
     FileChange,
     LiveFiles,
     ancestry,
-    foreign,
     head,
     latest_schema,
     next_number,
     number_of,
     on_branch,
     pointing,
+    require_welcome,
     said,
     snapshot_of,
 )
@@ -158,8 +157,8 @@ def _require_base(table: Table, one: LakeSnapshot) -> None:
     for each in ancestry(table, now):
         if each.snapshot_id == one.base:
             break
-        if not said(each, RUN) and (each.summary is None or each.summary.operation != Operation.REPLACE):
-            raise foreign(table, each, "was not written by Lockstep, and changed rows")
+        if not said(each, RUN):
+            require_welcome(table, each)
     raise RetryLater(
         f"{name_of(one.identifier)} has a newer snapshot than the run is based on: files were compacted meanwhile, or "
         "another run has published.",

@@ -54,10 +54,11 @@ def create_mirrors(
 
 def _grown(changes: Table) -> str:
     snapshot = head(changes)
-    rows, bytes_ = (
-        int(said(snapshot, name) or 0) if snapshot is not None else 0 for name in ("total-records", "total-files-size")
+    rows, deleted, bytes_ = (
+        int(said(snapshot, name) or 0) if snapshot is not None else 0
+        for name in ("total-records", "total-position-deletes", "total-files-size")
     )
-    return f"{name_of(changes.name())} has {counted(rows, 'change')} in {size(bytes_)}, and keeps each one"
+    return f"{name_of(changes.name())} has {counted(rows - deleted, 'change')} in {size(bytes_)}"
 
 
 def check_lake(
