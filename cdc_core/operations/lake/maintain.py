@@ -87,7 +87,7 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, daily: bool = True) 
                     continue
                 if identifier == of_cuts:
                     cut_table.prune(catalog.load_table(identifier), stay, now_us - GRACE_US)
-                if identifier in buried and begins:
+                if identifier in buried and any(begins.values()):
                     dug_up += forget_tombstones(catalog.load_table(identifier), begins)
                 total += forget(catalog.load_table(identifier), tags.get(name, {}), now_us)
                 if daily:
@@ -100,11 +100,11 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, daily: bool = True) 
 
 
 def _begins(ready: OpenPipeline) -> dict[str, int]:
-    """For each source whose history was purged, the least order key that a change of it may still come with: copied
+    """For each source, the least order key that a change of it may still come with; 0 where nothing was purged. Copied
     rows are older than their batch."""
     found: dict[str, int] = {}
     for source in [one.name for one in ready.pipeline.sources]:
-        horizon = horizons.read(ready.store, source)
+        horizon, found[source] = horizons.read(ready.store, source), 0
         if horizon is not None:
             begin = horizon.position.seq
             copied = [
