@@ -151,18 +151,24 @@ def _require_base(table: Table, one: LakeSnapshot) -> None:
             code="lake.files_lost",
             remedy=f"{repeat_from('filter')}. Keep the branches lockstep_* from what expires snapshots",
         )
+    require_seen(table, one.base)
+
+
+def require_seen(table: Table, base: int | None) -> None:
+    """Raises RetryLater (lake.compacted) unless readers still see the snapshot that a run is based on; DataAtRisk
+    (lake.foreign_write)."""
     now = head(table)
-    if (now.snapshot_id if now is not None else None) == one.base:
+    if (now.snapshot_id if now is not None else None) == base:
         return
     for each in ancestry(table, now):
-        if each.snapshot_id == one.base:
+        if each.snapshot_id == base:
             break
         if not said(each, RUN):
             require_welcome(table, each)
     raise RetryLater(
-        f"{name_of(one.identifier)} has a newer snapshot than the run is based on: files were compacted meanwhile, or "
+        f"{name_of(table.name())} has a newer snapshot than the run is based on: files were compacted meanwhile, or "
         "another run has published.",
-        where=name_of(one.identifier),
+        where=name_of(table.name()),
         code="lake.compacted",
         remedy=repeat_from("filter"),
     )

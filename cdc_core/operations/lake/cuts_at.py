@@ -102,9 +102,8 @@ def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
             try:
                 table = catalog.load_table(tuple(one.name.split(".")))
             except NoSuchTableError:
-                if one.snapshot is not None:
-                    raise
-                found.append(CutView(one.logical, one.name, None, "", one.lacks))
+                gone = () if one.snapshot is None else ("its mirror is gone, which a run has made",)
+                found.append(CutView(one.logical, one.name, one.snapshot, "", (*one.lacks, *gone)))
                 continue
             if one.snapshot is not None and table.metadata.snapshot_by_id(one.snapshot) is None:
                 raise Refused(
