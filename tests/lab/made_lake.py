@@ -213,7 +213,8 @@ class _New:
             for one in live if mine else ():
                 if found := removed_by(files, one, mine):
                     if files.flagged and (left := left_to_truncates({one.path: found}, gone)):
-                        self.rows += write_rows(files, truncated_rows(files, one, left[one.path], mine))
+                        for rows in truncated_rows(files, one, left[one.path], mine):
+                            self.rows += write_rows(files, rows)
                     gone[one.path] |= found
 
 
