@@ -20,6 +20,7 @@ from cdc_core.history.codes import whole
 from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.compaction import DELETED_SHARE, change_due, rewritten
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, without, write_rows
+from cdc_core.lake.lake_tables import key_names
 from cdc_core.lake.snapshots import (
     MAIN,
     NUMBER,
@@ -48,7 +49,7 @@ def forget_tombstones(table: Table, begins: Mapping[str, int]) -> int:
 
     Raises DataAtRisk (lake.foreign_write), and what the catalog raises."""
     schema, last = latest_schema(table), own(table, head(table))
-    key = tuple(field.name for field in schema.fields[:-1])
+    key = key_names(table)
     live, files = LiveFiles(table, head(table), key), table_files(table, schema, key)
     found = _older(files, live.files, begins)
     if last is None or found is None:
