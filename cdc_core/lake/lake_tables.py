@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -55,6 +56,7 @@ from cdc_core.model.version import VERSION_COLUMN
 
 TOMBSTONES, CHANGES = "__deleted", "__changes"
 """The ends of the names of a mirror's table of tombstones, and of its changes table."""
+_NOT_IN_PATHS = re.compile(r"[^\w.-]+", re.ASCII)
 OWNER, LOGICAL, FOLDER = "lockstep.owner", "lockstep.table", "lockstep.folder"
 PROPERTIES = {
     "format-version": "2",
@@ -133,14 +135,23 @@ class MirrorTables:
 
 
 def _require_with(rows: Table, last: Snapshot | None, table: Table, name: str) -> None:
-    """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows. last:
+    """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows, or
+    dropped. last:
     our newest snapshot of the mirror. name: the property by which that says its number of the table."""
     mine = own(table, head(table))
     due, there = int((last and said(last, name)) or 0), int((mine and said(mine, NUMBER)) or 0)
     made_since = last is not None and int(table.properties.get(SINCE, 0)) >= int(said(last, NUMBER))
+    behind = there < due and not made_since
+    if behind and head(table) is None:
+        raise DataAtRisk(
+            f"{name_of(table.name())} was dropped, and made again: {name_of(rows.name())} had {due} snapshots of it. "
+            "Deleted rows could come back.",
+            where=name_of(table.name()),
+            code="lake.foreign_write",
+            remedy=f"restore it; or {ANOTHER_MIRROR} has its own",
+        )
     # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
-    compacted = mine is None and head(table) is not None
-    if there < due and not compacted and not made_since:
+    if behind and mine is not None:
         raise DataAtRisk(
             f"{name_of(table.name())} was rolled back to number {there} of its snapshots; what "
             f"{name_of(rows.name())} shows came with number {due}. Deleted rows could come back, and changes would be "
@@ -252,7 +263,7 @@ def place_of(catalog: Catalog, identifier: tuple[str, ...]) -> tuple[str | None,
     warehouse, token = catalog.properties.get("warehouse", ""), secrets.token_hex(4)
     if "://" not in warehouse:
         return None, {}
-    folder = f"{identifier[-1]}-{token}"
+    folder = f"{_NOT_IN_PATHS.sub('_', identifier[-1])}-{token}"
     return "/".join([warehouse.rstrip("/"), *identifier[:-1], folder]), {FOLDER: folder}
 
 
