@@ -295,8 +295,8 @@ def _changes(
     def work(piece: _Rewriting | _Ended, place: Place) -> Iterator[tuple[Table, list[NewFile]]]:
         if isinstance(piece, _Ended):
             at = piece.table, 0
-            rows = truncated_rows(places[at], piece.file, piece.positions, piece.truncates)
-            yield at, list(write_rows(places[at], rows))
+            for rows in truncated_rows(places[at], piece.file, piece.positions, piece.truncates):
+                yield at, list(write_rows(places[at], rows))
         else:
             at = piece.table, piece.part
             yield at, rewritten(places[at], piece.rewrite)

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyroaring import BitMap
 
 from cdc_core.errors import Refused, repeat_from
@@ -25,6 +24,7 @@ from cdc_core.lake.data_files import (
     LiveFile,
     NewFile,
     deleted_rows,
+    gathered,
     in_order,
     live_rows,
     write_deletes,
@@ -126,13 +126,12 @@ def _groups(live: Iterable[LiveFile]) -> Iterator[list[LiveFile]]:
 
 def rewritten(files: KeyedFiles, rewrite: Rewrite) -> list[NewFile]:
     """Writes what a rewrite says."""
-    parts: list[pa.Table] = []
-    for file in rewrite.files:
-        gone = deleted_rows(files, file) | rewrite.gone.get(file.path, BitMap())
-        if rewrite.thin:
-            return [write_deletes(files, file.path, gone)]
-        parts += live_rows(files, file, gone)
-    if not parts:
-        return []
-    rows = pa.concat_tables(parts)
-    return list(write_rows(files, in_order(rows, files.key)))
+
+    def gone(file: LiveFile) -> BitMap:
+        return deleted_rows(files, file) | rewrite.gone.get(file.path, BitMap())
+
+    if rewrite.thin:
+        (file,) = rewrite.files
+        return [write_deletes(files, file.path, gone(file))]
+    parts = gathered(rows for file in rewrite.files for rows in live_rows(files, file, gone(file)))
+    return [new for rows in parts for new in write_rows(files, in_order(rows, files.key))]

@@ -253,6 +253,20 @@ def live_rows(files: KeyedFiles, file: LiveFile, gone: BitMap, names: Sequence[s
                 yield without(opened.read(group, names or files.columns.names), start, gone)
 
 
+def gathered(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Rows of files together, as many as a file of ours may have: those of others may be of any size."""
+    parts: list[pa.Table] = []
+    size_bytes = 0
+    for part in rows:
+        size_bytes += part.nbytes
+        if parts and size_bytes > FILE_GROUPS * GROUP_BYTES:
+            yield pa.concat_tables(parts)
+            parts, size_bytes = [], part.nbytes
+        parts.append(part)
+    if parts:
+        yield pa.concat_tables(parts)
+
+
 def without(rows: pa.Table, start: int, gone: BitMap) -> pa.Table:
     """Rows of a file, of which the first is at the position `start`, without those at the positions that are gone."""
     here = positions_in(gone, start, start + rows.num_rows)

@@ -51,12 +51,16 @@ _OF_CHANGES: dict[str, IcebergType] = {
 }
 BOOKKEEPING = frozenset({DELETED, DELETED_AT, VERSION_COLUMN, *_OF_CHANGES})
 """Columns that are not of the source. A mirror has both of the first two, or none."""
-ANOTHER_MIRROR = (
+_OTHER_NAME = (
     "give the mirror another name (`table` of its rule), copy the table again (`lockstep snapshot PIPELINE TABLE`), "
-    "and replay (`lockstep run PIPELINE --replay --target TARGET`): the new mirror"
 )
-"""The beginning of a remedy, where a mirror cannot become what its source or rule is now. Without the replay, runs
-stop: what ledgers say was written is not in the new one."""
+ANOTHER_MIRROR = f"{_OTHER_NAME}and replay (`lockstep run PIPELINE --replay --target TARGET`): the new mirror"
+"""The beginning of a remedy, where a mirror cannot become what its rule is now. Without the replay, runs stop: what
+ledgers say was written is not in the new one."""
+COPIED_MIRROR = (
+    f"{_OTHER_NAME}and say that the copy has all rows (`lockstep meta accept PIPELINE --target TARGET`): the new mirror"
+)
+"""The same, where the staged changes of the table have no one key, or type of a column: no run can replay them all."""
 _PLAIN: dict[pa.DataType, IcebergType] = {
     pa.bool_(): BooleanType(),
     pa.int8(): IntegerType(),
@@ -145,7 +149,7 @@ def _followed(field: NestedField | None, column: pa.Field, ids: Iterable[int], t
                 "changes no column so.",
                 where=table,
                 code="target.definition",
-                remedy=f"{ANOTHER_MIRROR} has the new type",
+                remedy=f"{COPIED_MIRROR} has the new type",
             )
         kind = wanted
     return field.model_copy(update={"name": column.name, "field_type": kind})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,13 +22,14 @@ from pyiceberg.table.update import (
 )
 
 from cdc_core.config import IcebergTarget
-from cdc_core.errors import DataAtRisk, Refused, TableMissing
+from cdc_core.errors import ColumnsMissing, DataAtRisk, Refused, TableMissing
 from cdc_core.lake.catalogs import name_of
 from cdc_core.lake.change_rows import ChangeRows
 from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.lake_schema import (
     ANOTHER_MIRROR,
     CHANGES_KEY,
+    COPIED_MIRROR,
     DELETED,
     evolved,
     first_changes_schema,
@@ -37,6 +39,7 @@ from cdc_core.lake.mirror import Mirror
 from cdc_core.lake.snapshots import (
     NUMBER,
     SCHEMAS,
+    SINCE,
     WITH_CHANGES,
     WITH_TOMBSTONES,
     LiveFiles,
@@ -49,11 +52,11 @@ from cdc_core.lake.snapshots import (
     table_files,
 )
 from cdc_core.lake.truncated import truncates_in
+from cdc_core.model.version import VERSION_COLUMN
 
 TOMBSTONES, CHANGES = "__deleted", "__changes"
 """The ends of the names of a mirror's table of tombstones, and of its changes table."""
-SINCE = "lockstep.since"
-"""A property of a changes table: the number of the mirror's snapshot after which it was made."""
+_NOT_IN_PATHS = re.compile(r"[^\w.-]+", re.ASCII)
 OWNER, LOGICAL, FOLDER = "lockstep.owner", "lockstep.table", "lockstep.folder"
 PROPERTIES = {
     "format-version": "2",
@@ -132,14 +135,22 @@ class MirrorTables:
 
 
 def _require_with(rows: Table, last: Snapshot | None, table: Table, name: str) -> None:
-    """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows. last:
-    our newest snapshot of the mirror. name: the property by which that says its number of the table."""
+    """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows, or
+    dropped. last: our newest snapshot of the mirror. name: the property by which that says its number of the table."""
     snapshot = own(table, head(table))
     due, there = int((last and said(last, name)) or 0), int((snapshot and said(snapshot, NUMBER)) or 0)
-    # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
-    compacted = snapshot is None and head(table) is not None
     made_since = last is not None and int(table.properties.get(SINCE, 0)) >= int(said(last, NUMBER))
-    if there < due and not compacted and not made_since:
+    behind = there < due and not made_since
+    if behind and head(table) is None:
+        raise DataAtRisk(
+            f"{name_of(table.name())} was dropped, and made again: {name_of(rows.name())} had {due} snapshots of it. "
+            "Deleted rows could come back.",
+            where=name_of(table.name()),
+            code="lake.foreign_write",
+            remedy=f"restore it; or {ANOTHER_MIRROR} has its own",
+        )
+    # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
+    if behind and snapshot is not None:
         raise DataAtRisk(
             f"{name_of(table.name())} was rolled back to number {there} of its snapshots; what "
             f"{name_of(rows.name())} shows came with number {due}. Deleted rows could come back, and changes would be "
@@ -178,16 +189,19 @@ def opened(
 def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames: Sequence[tuple[str, str]]) -> None:
     """Raises Refused (target.definition) for a mirror that was made by another key, or that does otherwise with deleted
     rows."""
-    name, known = rows.name(), tuple(field.name for field in latest_schema(tombstones).fields[:-1])
-    renamed = known
+    name, known = rows.name(), key_names(tombstones)
+    key, renamed = [column.lower() for column in rule.key], [column.lower() for column in known]
+    made_by = list(renamed)
     for old, new in renames:
-        renamed = tuple(new if column.lower() == old.lower() else column for column in renamed)
-    if rule.key not in (known, renamed):
-        raise Refused(
+        renamed = [new.lower() if column == old.lower() else column for column in renamed]
+    if key not in (made_by, renamed):
+        lacking = set(key) - {column.lower() for column in latest_schema(rows).column_names}
+        follows = "the run that has the change follows a column that was renamed. For another key, " if lacking else ""
+        raise (ColumnsMissing if lacking else Refused)(
             f"The rows of {name_of(name)} are known by ({', '.join(known)}); the key is ({', '.join(rule.key)}) now.",
             where=name_of(name),
             code="target.definition",
-            remedy=f"{ANOTHER_MIRROR} has the new key",
+            remedy=f"{follows}{COPIED_MIRROR} has the new key",
         )
     was, wanted = ("flag" if flagged else "remove" for flagged in (DELETED in rows.schema().column_names, rule.flagged))
     if was != wanted:
@@ -197,6 +211,13 @@ def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames
             code="target.definition",
             remedy=f"set deletes: {was} for the table; or {ANOTHER_MIRROR} has deletes: {wanted}",
         )
+
+
+def key_names(tombstones: Table) -> tuple[str, ...]:
+    """The key of a mirror by the columns of its tombstones: those that were there first, before the version."""
+    schema = latest_schema(tombstones)
+    version = schema.find_field(VERSION_COLUMN).field_id
+    return tuple(field.name for field in schema.fields if field.field_id < version)
 
 
 def _loaded(catalog: Catalog, identifier: tuple[str, ...]) -> Table:
@@ -241,7 +262,7 @@ def place_of(catalog: Catalog, identifier: tuple[str, ...]) -> tuple[str | None,
     warehouse, token = catalog.properties.get("warehouse", ""), secrets.token_hex(4)
     if "://" not in warehouse:
         return None, {}
-    folder = f"{identifier[-1]}-{token}"
+    folder = f"{_NOT_IN_PATHS.sub('_', identifier[-1])}-{token}"
     return "/".join([warehouse.rstrip("/"), *identifier[:-1], folder]), {FOLDER: folder}
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     RemoveSnapshotRefUpdate,
@@ -40,13 +39,13 @@ from cdc_core.lake.snapshots import (
     FileChange,
     LiveFiles,
     ancestry,
-    foreign,
     head,
     latest_schema,
     next_number,
     number_of,
     on_branch,
     pointing,
+    require_welcome,
     said,
     snapshot_of,
 )
@@ -152,18 +151,24 @@ def _require_base(table: Table, snapshot: LakeSnapshot) -> None:
             code="lake.files_lost",
             remedy=f"{repeat_from('filter')}. Keep the branches lockstep_* from what expires snapshots",
         )
+    require_seen(table, snapshot.base)
+
+
+def require_seen(table: Table, base: int | None) -> None:
+    """Raises RetryLater (lake.compacted) unless readers still see the snapshot that a run is based on; DataAtRisk
+    (lake.foreign_write)."""
     now = head(table)
-    if (now.snapshot_id if now is not None else None) == snapshot.base:
+    if (now.snapshot_id if now is not None else None) == base:
         return
     for each in ancestry(table, now):
-        if each.snapshot_id == snapshot.base:
+        if each.snapshot_id == base:
             break
-        if not said(each, RUN) and (each.summary is None or each.summary.operation != Operation.REPLACE):
-            raise foreign(table, each, "was not written by Lockstep, and changed rows")
+        if not said(each, RUN):
+            require_welcome(table, each)
     raise RetryLater(
-        f"{name_of(snapshot.identifier)} has a newer snapshot than the run is based on: files were compacted "
-        "meanwhile, or another run has published.",
-        where=name_of(snapshot.identifier),
+        f"{name_of(table.name())} has a newer snapshot than the run is based on: files were compacted meanwhile, or "
+        "another run has published.",
+        where=name_of(table.name()),
         code="lake.compacted",
         remedy=repeat_from("filter"),
     )

@@ -51,6 +51,8 @@ WITH_TOMBSTONES = "lockstep.tombstones"
 """In the summary of a mirror's snapshot: the number of the snapshot of its tombstones that belongs to it."""
 WITH_CHANGES = "lockstep.changes"
 """The same of its changes table."""
+SINCE = "lockstep.since"
+"""A property of a changes table: the number of the mirror's snapshot after which it was made."""
 SCHEMAS = "lockstep.schemas"
 """A property of each of our tables."""
 _OF_CATALOG = re.compile(r"(uri|token|credential|scope|oauth2-server-uri|header\..*|auth\..*)$")
@@ -149,9 +151,9 @@ def foreign(table: Table, snapshot: Snapshot | None, what: str) -> DataAtRisk:
         f"Snapshot {number} of {name_of(table.name())} {what}.",
         where=name_of(table.name()),
         code="lake.foreign_write",
-        remedy="nothing was published. Lockstep alone writes to this table; compactions by others are welcome. Roll it "
-        "back to the last snapshot whose summary has lockstep.run (Spark: CALL system.rollback_to_snapshot), and run "
-        "again",
+        remedy="nothing was published. Lockstep alone writes to this table; compactions by others are welcome, and, in "
+        "a changes table, deletes by positions or of whole files. Roll it back to the last snapshot whose summary has "
+        "lockstep.run (Spark: CALL system.rollback_to_snapshot), and run again",
     )
 
 
@@ -346,14 +348,20 @@ def ancestry(table: Table, snapshot: Snapshot | None) -> Iterator[Snapshot]:
 
 
 def own(table: Table, snapshot: Snapshot | None) -> Snapshot | None:
-    """The newest of our snapshots in the ancestry of one. Raises DataAtRisk (lake.foreign_write) for one in between
-    that changed rows."""
+    """The newest of our snapshots in the ancestry of one. Raises as `require_welcome`."""
     for ancestor in ancestry(table, snapshot):
         if said(ancestor, RUN):
             return ancestor
-        if ancestor.summary is None or ancestor.summary.operation != Operation.REPLACE:
-            raise foreign(table, ancestor, "was not written by Lockstep, and changed rows")
+        require_welcome(table, ancestor)
     return None
+
+
+def require_welcome(table: Table, snapshot: Snapshot) -> None:
+    """Raises DataAtRisk (lake.foreign_write) for a snapshot of somebody else that is not a compaction. From a changes
+    table others may delete rows: runs ask for none of them."""
+    welcome = (Operation.REPLACE, Operation.DELETE) if SINCE in table.properties else (Operation.REPLACE,)
+    if snapshot.summary is None or snapshot.summary.operation not in welcome:
+        raise foreign(table, snapshot, "was not written by Lockstep, and changed rows")
 
 
 def number_of(table: Table, snapshot: Snapshot | None) -> int:

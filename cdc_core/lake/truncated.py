@@ -5,7 +5,7 @@ The tombstones have a row without a key for each TRUNCATE. Older rows than it, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from cdc_core.lake.data_files import (
     OpenFile,
     deleted_rows,
     flagged_rows,
+    gathered,
     in_order,
     live_rows,
 )
@@ -56,10 +57,16 @@ def left_to_truncates(ended: Mapping[str, BitMap], gone: Mapping[str, BitMap]) -
     return {path: left for path, rows in ended.items() if (left := rows - gone.get(path, BitMap()))}
 
 
-def truncated_rows(files: KeyedFiles, file: LiveFile, positions: BitMap, truncates: Sequence[bytes]) -> pa.Table:
-    """The rows of a file at these positions, which truncates of these versions remove, as deleted ones that stay; in
-    the order of the key."""
-    rows = pa.concat_tables(live_rows(files, file, BitMap(range(file.rows)) - positions))
+def truncated_rows(
+    files: KeyedFiles, file: LiveFile, positions: BitMap, truncates: Sequence[bytes]
+) -> Iterator[pa.Table]:
+    """The rows of a file at these positions, which truncates of these versions remove, as deleted ones that stay; as
+    many at once as `gathered` has them, in the order of the key."""
+    for rows in gathered(live_rows(files, file, BitMap(range(file.rows)) - positions)):
+        yield in_order(_as_deleted(rows, truncates), files.key)
+
+
+def _as_deleted(rows: pa.Table, truncates: Sequence[bytes]) -> pa.Table:
     versions, times = whole(rows.column(VERSION_COLUMN)), whole(rows.column(DELETED_AT))
     for truncate in truncates:
         newer = pa.array(_removes(truncate, versions))
@@ -67,7 +74,7 @@ def truncated_rows(files: KeyedFiles, file: LiveFile, positions: BitMap, truncat
         times = pc.if_else(newer, pa.scalar(decode(truncate).commit_ts_us, pa.int64()).cast(times.type), times)
     made = {VERSION_COLUMN: versions, DELETED_AT: times, DELETED: pa.array([True] * rows.num_rows)}
     columns = [made.get(name, rows.column(name)) for name in rows.column_names]
-    return in_order(pa.table(columns, rows.column_names), files.key)
+    return pa.table(columns, rows.column_names)
 
 
 def truncates_in(files: KeyedFiles, live: Sequence[LiveFile]) -> dict[bytes, tuple[str, int]]:

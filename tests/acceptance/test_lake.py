@@ -590,6 +590,9 @@ def test_a_key_column_that_is_renamed_is_followed_by_rows_and_tombstones(lockste
     shop.sql("DELETE FROM t WHERE id = 1")
     shop.run()
     shop.sql("ALTER TABLE t RENAME COLUMN id TO number", "UPDATE t SET v = 20 WHERE number = 2")
+    for command in (["check"], ["target", "create"]):
+        lockstep(*command, shop.file)
+    assert "follows a column that was renamed" in lockstep("verify", shop.file, "--target", "lake", code=3).out
     shop.run()
     shop.run()
     shop.require_equal("t")
@@ -601,3 +604,30 @@ def test_a_key_column_that_is_renamed_is_followed_by_rows_and_tombstones(lockste
     assert [table["verdict"] for table in tables] == ["equal"]
     changes = shop.catalog.load_table("shop.t__changes").scan().to_arrow().sort_by("_cdc_seq").to_pylist()
     assert [row["number"] for row in changes if row["_cdc_op"] in "cud"] == [1, 2, 1, 3]
+
+
+@pytest.mark.parametrize("change", ["DROP PRIMARY KEY, ADD PRIMARY KEY (v)", "MODIFY v VARCHAR(20) NOT NULL"])
+def test_what_a_mirror_cannot_become_is_another_one_as_the_remedy_says(
+    lockstep: Any, mariadb: Any, change: str
+) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.rule = {"changes": "table"}
+    shop.configure(on_unlogged_change="resync")
+    shop.sql("CREATE TABLE t (id INT PRIMARY KEY, v INT NOT NULL)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
+    shop.run()
+    shop.sql("DELETE FROM t WHERE id = 1", f"ALTER TABLE t {change}", "INSERT INTO t VALUES (4, 4)")
+    shop.run()
+    refused = shop.run(code=3)
+    assert refused["code"] == "target.definition"
+    shop.rule["table"] = "new_{table}"
+    shop.configure(on_unlogged_change="resync")
+    for command in re.findall(r"`lockstep ([^`]*)`", refused["remedy"]):
+        lockstep(*command.replace("TABLE", f"{DATABASE}.t").replace("TARGET", "lake").split())
+    shop.run()
+    expected = mariadb.run(f"SELECT id, v FROM {DATABASE}.t ORDER BY id")
+    assert [(row["id"], row["v"]) for row in shop.mirror("new_t").to_pylist()] == list(expected)
+    assert [table["verdict"] for table in lockstep("verify", shop.file, "--target", "lake").document["tables"]] == [
+        "equal"
+    ]
+    assert [table["lacks"] for table in lockstep("lake", "at", shop.file).document["tables"]] == [[]]

@@ -213,7 +213,8 @@ class _New:
             for file in live if mine else ():
                 if removed := removed_by(files, file, mine):
                     if files.flagged and (left := left_to_truncates({file.path: removed}, gone)):
-                        self.rows += write_rows(files, truncated_rows(files, file, left[file.path], mine))
+                        for rows in truncated_rows(files, file, left[file.path], mine):
+                            self.rows += write_rows(files, rows)
                     gone[file.path] |= removed
 
 

@@ -8,7 +8,7 @@ tables further than others.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from cdc_core.meta import BatchRow
 from cdc_core.model.coverage import TableCoverage
@@ -90,8 +90,11 @@ def lacking_rows(
     sources: Mapping[str, CutSource],
     tables: Collection[str],
     last: Cut | None,
+    *,
+    without_rows: Collection[str],
 ) -> dict[str, tuple[str, ...]]:
-    """What each logical table of a cut lacks, in words. sources, tables: of the cut. last: the cut before it."""
+    """What each logical table of a cut lacks, in words. sources, tables: of the cut. last: the cut before it.
+    without_rows: those of the tables that no run has had rows of."""
     found: dict[str, list[str]] = {table: [] for table in tables}
     fed = set[str]()
     for source, at in sorted(sources.items()):
@@ -100,12 +103,27 @@ def lacking_rows(
         for table in feeding.keys() & found.keys():
             fed.add(table)
             found[table] += lacking(table, feeding[table], source, at.coverage, end_seq, as_of)
+        for table, line in _purged(ready, source, at.coverage, without_rows):
+            found[table].append(line)
     for table, batches in _behind(ready, plan, target, sources, tables, last).items():
         found[table].append(f"{counted(len(batches), 'batch')} with changes of it, the first is {batches[0]}")
     return {
         table: tuple(lines) if table in fed else ("nothing says which tables of the source feed it", *lines)
         for table, lines in found.items()
     }
+
+
+def _purged(
+    ready: OpenPipeline, source: str, coverage: Mapping[str, TableCoverage], tables: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Those of these tables that need changes which a purge has removed, and what to say of them."""
+    horizon, needed = horizons.read(ready.store, source) if tables else None, _needed_from(coverage)
+    if horizon is None:
+        return
+    for table in tables:
+        purged = horizon.tables.get(table)
+        if purged and needed.get(table, 0) < horizon.position.seq:
+            yield table, f"what was purged before {horizon}: {counted(purged, 'change')} of it"
 
 
 def _behind(

@@ -104,9 +104,9 @@ def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
             try:
                 table = catalog.load_table(tuple(cut_table.name.split(".")))
             except NoSuchTableError:
-                if cut_table.snapshot is not None:
-                    raise
-                cut_views.append(CutView(cut_table.logical, cut_table.name, None, "", cut_table.lacks))
+                gone = () if cut_table.snapshot is None else ("its mirror is gone, which a run has made",)
+                lacks = (*cut_table.lacks, *gone)
+                cut_views.append(CutView(cut_table.logical, cut_table.name, cut_table.snapshot, "", lacks))
                 continue
             if cut_table.snapshot is not None and table.metadata.snapshot_by_id(cut_table.snapshot) is None:
                 raise Refused(

@@ -29,6 +29,7 @@ from cdc_core.lake.snapshots import (
     as_compaction,
     at_main,
     head,
+    latest_schema,
     pointing,
     snapshot_of,
     table_files,
@@ -87,7 +88,7 @@ def give_way(shape: Shape, seen: Sequence[Held]) -> int:
         dug_up = tombstones.at(buried)
         place = older.schema.get_field_index(VERSION_COLUMN)
         unversioned = older.set_column(place, VERSION_COLUMN, pa.array([b""] * older.num_rows, pa.binary()))
-        _replace(rows, older, list(write_rows(rows.files, in_order(unversioned, side.key))))
+        _replace(rows, older, list(write_rows(rows.files, in_order(unversioned, side.mirror.key))))
         _replace(tombstones, dug_up, [])
     return int(older.num_rows + dug_up.num_rows)
 
@@ -99,14 +100,14 @@ def _lake(shape: Shape) -> LakeSide:
 
 def _both(side: LakeSide, shape: Shape, keys: Sequence[str]) -> tuple[_Seen, _Seen]:
     """The keys in the mirror and in its tombstones, as readers see them now."""
-    catalog, name = side.mirror.table.catalog, side.mirror.table.name()
+    catalog, name, key = side.mirror.table.catalog, side.mirror.table.name(), side.mirror.key
     found = []
     for table in (catalog.load_table(name), catalog.load_table(tombstones_of(name))):
-        live, files = LiveFiles(table, head(table), side.key), table_files(table, table.schema(), side.key)
+        live, files = LiveFiles(table, head(table), key), table_files(table, latest_schema(table), key)
         every = SnapshotRows(files, live.files, flagged=True)
         parts = list(every.select(files.columns.names, *matching(shape, keys)))
         rows = pa.concat_tables(parts) if parts else files.columns.empty_table()
-        own = fitted(rows.select(list(side.key)), shape.key_columns)
+        own = fitted(rows.select(list(key)), shape.key_columns)
         found.append(_Seen(live, files, rows, row_texts(own, shape.key_columns, shape.errors).to_pylist()))
     return found[0], found[1]
 
@@ -121,6 +122,6 @@ def _replace(seen: _Seen, gone: pa.Table, added: list[NewFile]) -> None:
         file = seen.live.files[number]
         positions = BitMap(places.row[places.file == number].astype(np.uint32))
         added.append(write_deletes(files, file.path, positions | deleted_rows(files, file)))
-    made = as_compaction(snapshot_of(seen.live, FileChange(tuple(added)), table.schema(), {}))
+    made = as_compaction(snapshot_of(seen.live, FileChange(tuple(added)), files.schema, {}))
     updates = (AddSnapshotUpdate(snapshot=made.listed(table)), pointing(MAIN, made.number))
     commit(table.catalog, [TableCommit(table, (at_main(seen.live.snapshot),), updates)])

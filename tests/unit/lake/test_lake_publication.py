@@ -24,6 +24,7 @@ from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.compaction import Rewrite, rewritten
 from cdc_core.lake.lake_ledger import published_runs
 from cdc_core.lake.lake_schema import DELETED
+from cdc_core.lake.lake_tables import create, tombstones_of
 from cdc_core.lake.publication import publish
 from cdc_core.lake.snapshots import NUMBER, FileChange, head, on_branch, pointing, said, snapshot_of, table_files
 from tests.lab.made_lake import LOGICAL, NAME, Applied, MadeLake, delete, truncate, upsert
@@ -295,6 +296,24 @@ def test_a_mirror_that_was_rolled_back_without_its_tombstones_is_brought_up_agai
     lake.apply(*changes)
     assert [(row["id"], row["v"]) for row in lake.scanned()] == [(2, 20)]
     assert len(lake.scanned(tombstones=True)) == 1
+
+
+def test_tombstones_that_were_dropped_are_missed(lake: MadeLake) -> None:
+    lake.apply(upsert(1, 1, 1), delete(1, 7, 7))
+    lake.catalog.drop_table(tombstones_of(NAME))
+    create(lake.catalog, NAME, lake.rule, lake.row)
+    with pytest.raises(DataAtRisk) as refused:
+        lake.apply(upsert(0, 7, 7))
+    assert (refused.value.code, "another name" in refused.value.remedy) == ("lake.foreign_write", True)
+
+
+def test_a_table_of_any_name_has_a_folder_of_its_own(lake: MadeLake) -> None:
+    name = ("shop", "größe #1?%2f t")
+    create(lake.catalog, name, lake.rule, lake.row)
+    table = lake.catalog.load_table(name)
+    table.append(pa.table([[77], [1], [b"x"]], table.schema().as_arrow()))
+    assert table.scan().to_arrow().num_rows == 1
+    assert name[1] not in table.location()
 
 
 def test_tombstones_that_were_rolled_back_without_their_mirror_are_missed(lake: MadeLake) -> None:

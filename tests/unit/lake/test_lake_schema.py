@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.types import LongType
 
-from cdc_core.errors import Refused
+from cdc_core.errors import ColumnsMissing, Refused
 from cdc_core.lake.lake_schema import evolved, first_schema
-from cdc_core.lake.lake_tables import followed
+from cdc_core.lake.lake_tables import followed, key_names, opened
+from cdc_core.lake.ordered_rows import KeySpan
 from cdc_core.model.version import VERSION_COLUMN
-from tests.lab.made_lake import MadeLake, delete, upsert
+from cdc_core.operations.verify.lake_rows import MirrorRows
+from tests.lab.made_lake import NAME, MadeLake, delete, upsert
 
 Columns = list[tuple[str, pa.DataType]]
 INT, LONG, TEXT = pa.int32(), pa.int64(), pa.string()
@@ -140,6 +143,31 @@ def test_a_decimal_key_that_became_wider_is_found(tmp_path: Path) -> None:
     lake.alter([("id", wide), ("v", INT)])
     lake.apply(upsert(2, Decimal("1.00"), 2), delete(2, Decimal("123456789.00")), upsert(0, Decimal("2.50"), 0))
     assert [(row["id"], row["v"]) for row in lake.scanned()] == [(Decimal("1.00"), 2)]
+
+
+def test_a_key_follows_its_columns_names_and_another_one_needs_another_mirror(tmp_path: Path) -> None:
+    lake = MadeLake(tmp_path, [("id", INT), ("v", INT)])
+    lake.apply(upsert(1, 1, 1), upsert(1, 2, 2), delete(1, 3))
+    with lake.table(tombstones=True).update_schema() as schema:
+        schema.add_column("theirs", LongType())
+    lake.apply(delete(2, 1))
+    unseen, other = replace(lake.rule, key=("number",)), replace(lake.rule, key=("v",))
+    with pytest.raises(ColumnsMissing) as early:
+        opened(lake.catalog, NAME, unseen)
+    assert "follows a column that was renamed" in early.value.remedy
+    with pytest.raises(Refused) as refused:
+        opened(lake.catalog, NAME, other)
+    assert (type(refused.value), "lockstep meta accept" in refused.value.remedy) == (Refused, True)
+    for name, renames in (("number", [("id", "number")]), ("Number", [])):
+        lake.rule, lake.key = replace(lake.rule, key=(name,)), (name,)
+        lake.row = [pa.field(name, INT), pa.field("v", INT)]
+        followed(opened(lake.catalog, NAME, lake.rule, renames), lake.row, renames)
+        assert key_names(lake.opened().tombstones) == (name,)
+    unpublished = MirrorRows(lake.table(), ("NUMBER",)).rows.between(["Number", "v"], KeySpan())
+    assert unpublished.to_pylist() == [{"Number": 2, "v": 2}]
+    lake.apply(delete(3, 2), upsert(2, 3, 3), upsert(1, 1, 7))
+    assert [(one["Number"], one["v"]) for one in lake.scanned()] == [(3, 3)]
+    assert {one["Number"] for one in lake.scanned(tombstones=True)} == {1, 2}
 
 
 def test_a_dropped_column_keeps_its_values_in_rows_that_do_not_change(tmp_path: Path) -> None:

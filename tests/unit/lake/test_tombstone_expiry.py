@@ -78,3 +78,11 @@ def test_a_run_that_began_before_does_not_publish_over_it(lake: MadeLake) -> Non
         publish(lake.catalog, late.snapshots)
     lake.apply(upsert(5, 15, 7), upsert(50, 16, 7))
     assert [(row["id"], row["v"]) for row in lake.scanned()] == [(16, 7)]
+
+
+def test_they_stay_where_they_are_compared_by_time_with_what_another_source_may_still_bring(lake: MadeLake) -> None:
+    lake.apply(*(Winner(seq, (seq, 0), "d", ts_us=100) for seq in range(1, 101)))
+    assert forget_tombstones(lake.table(tombstones=True), {"one": 200, "two": 0}) == 0
+    lake.apply(Winner(7, (500, 1), source="two", ts_us=50))
+    assert [(row["id"], row["v"]) for row in lake.scanned()] == [(500, 1)]
+    assert forget_tombstones(lake.table(tombstones=True), {"one": 200}) == 99
