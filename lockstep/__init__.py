@@ -11,9 +11,13 @@ What is named here is stable; the modules of `cdc_core` are not.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.stage.public import Rows, Stage, StagedFile, Table, open
 from lockstep.runs import extract, run
+
+if TYPE_CHECKING:
+    from cdc_core.stage.public import Rows, Stage, StagedFile, Table, open
 
 __all__ = [
     "DataAtRisk",
@@ -29,3 +33,13 @@ __all__ = [
     "open",
     "run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What reads staged files, once it is asked for: Airflow parses files that import `lockstep.airflow` all the time,
+    and need no DuckDB."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cdc_core.stage import public
+
+    return getattr(public, name)

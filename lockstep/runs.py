@@ -33,7 +33,7 @@ def extract(
     from cdc_core.operations.open_pipeline import open_pipeline
 
     parsed = config.load(Path(pipeline))
-    chosen = choose([source.name for source in parsed.sources], sources, "source", "sources")
+    chosen = _chosen([source.name for source in parsed.sources], sources, "source")
     with open_pipeline(parsed) as opened:
         return extract_sources(opened, chosen, until_us=_us(until))
 
@@ -49,7 +49,7 @@ def run(pipeline: str | Path, *, targets: Sequence[str] | None = None, until: da
     from spark_jobs.driver import Driver
 
     parsed = config.load(Path(pipeline))
-    chosen = choose([target.name for target in parsed.targets], targets, "target", "targets")
+    chosen = _chosen([target.name for target in parsed.targets], targets, "target")
     if not chosen:
         raise UsageError(
             "The pipeline has no targets.",
@@ -60,6 +60,15 @@ def run(pipeline: str | Path, *, targets: Sequence[str] | None = None, until: da
     with open_pipeline(parsed) as opened, Driver(parsed, opened.store, master=parsed.spark.master) as spark:
         spark.load_ahead()
         return pipeline_run.run(opened, spark, "python", chosen, until_us=_us(until))
+
+
+def _chosen(names: Sequence[str], wanted: Sequence[str] | None, what: str) -> list[str]:
+    """Raises UsageError (usage.argument) for other names, and for none: who computes them must not get all."""
+    if wanted is not None and not wanted:
+        raise UsageError(
+            f"No {what} is named.", where=f"{what}s", code="usage.argument", remedy="name some, or pass None for all"
+        )
+    return choose(names, wanted, what, f"{what}s")
 
 
 def _us(until: datetime | None) -> int | None:

@@ -57,7 +57,7 @@ def forget(
     """
     from cdc_core.operations.forget.forgetting import forget as erase
 
-    lines = [] if keys is None else read_text(keys, "keys, one a line").split("\n")
+    lines = [] if keys is None else read_text(keys, "keys, one a line").replace("\r\n", "\n").split("\n")
     given = [*(key or ()), *(line for line in lines if line.strip())]
     with call.opened() as ready:
         report = erase(ready, table, given, where=where, although_it_exists=although_it_exists, dry_run=dry_run)
@@ -69,6 +69,7 @@ def forget(
         "dry_run": dry_run,
         "places": places,
         "other_sources": list(report.others),
+        "other_tables": list(report.also),
     }
     title = f"{counted(report.keys, 'key')} of {table}: {'found in' if dry_run else 'erased from'}"
     call.answer(document, listing(title, places, "kind where rows") if places else "Nothing has rows of these keys.")
@@ -78,4 +79,6 @@ def forget(
         call.output.note(
             f"not erased: files of {table} from {source or 'elsewhere'}, which is not a source of this pipeline"
         )
+    if report.also:
+        call.output.note(f"not erased: {', '.join(report.also)}, which the same source tables feed: erase there, too")
     call.output.note("not looked at: your logs and exports, and backups of the stage and of the meta database")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from cdc_core.errors import ValuesAbsent
 from cdc_core.history.codes import whole
 from cdc_core.lake.data_files import KeyedFiles, LiveFile
-from cdc_core.lake.held_rows import HeldRows, Numbers, held_rows, rows_at
+from cdc_core.lake.held_rows import HeldRows, Numbers, held_rows, rows_at, shown_key
 from cdc_core.model.merged_columns import KEY_CHAIN, MergedOp
 from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.staged_columns import ABSENT, OP, lacking
@@ -37,10 +37,10 @@ def filled(
     file, row = _places(files, live, rows, held, at)
     nowhere = (file < 0) & np.asarray(whole(pc.equal(rows.column(OP), MergedOp.UPSERT)))[at]
     if nowhere.any():
-        key = rows.select(files.key).slice(int(at[np.flatnonzero(nowhere)[0]]), 1).to_pylist()[0]
+        key = rows.select(files.key).slice(int(at[np.flatnonzero(nowhere)[0]]))
         raise ValuesAbsent(
             f"{int(nowhere.sum())} changes lack values that neither the run nor the mirror has, such as that of the "
-            f"row {key}.",
+            f"row {shown_key(key)}.",
             where=files.location,
             remedy="copy the table (`lockstep snapshot`), and run again; binlog_row_image = FULL on the source avoids "
             "this",

@@ -22,6 +22,7 @@ from cdc_core.history.parts import hashes_of
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, positions_in
 from cdc_core.lake.lake_schema import DELETED
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.targets.tables.text_columns import column_text
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -196,11 +197,17 @@ def _spread(count: int, owners: Iterable[Numbers], versions: Sequence[pa.BinaryA
     return pa.concat_arrays(versions).take(pa.array(at, mask=at < 0))
 
 
+def shown_key(keys: pa.Table) -> str:
+    """The first of the keys, for people: its values as the source's server writes them, binary ones as hex."""
+    (row,) = keys.slice(0, 1).combine_chunks().to_batches()
+    return ", ".join(f"{name}={column_text(row, name)[0].as_py()}" for name in keys.column_names)
+
+
 def _require_one(files: KeyedFiles, twice: Flags, file: LiveFile, keys: pa.Table, at: Numbers) -> None:
     if twice.any():
-        key = keys.slice(int(at[np.flatnonzero(twice)[0]]), 1).to_pylist()[0]
+        key = keys.slice(int(at[np.flatnonzero(twice)[0]]))
         raise DataAtRisk(
-            f"Two rows of {files.location} have the key {key}: one of them is in {file.path}.",
+            f"Two rows of {files.location} have the key {shown_key(key)}: one of them is in {file.path}.",
             where=files.location,
             code="lake.foreign_write",
             remedy="Lockstep alone writes to this table. Roll it back to the last snapshot whose summary has "

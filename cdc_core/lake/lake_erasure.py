@@ -12,11 +12,15 @@ its files counts as one that has the rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.manifest import (
     DataFileContent,
     ManifestContent,
@@ -29,12 +33,13 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 from pyroaring import BitMap
 
+from cdc_core.history.codes import whole
 from cdc_core.lake.catalogs import name_of
 from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.compaction import Rewrite, rewritten
-from cdc_core.lake.data_files import KeyedFiles, NewFile, deleted_rows, flagged_rows
+from cdc_core.lake.data_files import KeyedFiles, NewFile, OpenFile, deleted_rows, flagged_rows, positions_in
 from cdc_core.lake.expiry import files_of, unnamed_files
-from cdc_core.lake.ordered_rows import Apart, Mask, comparable, wanted_rows
+from cdc_core.lake.ordered_rows import Apart, Flags, Mask, comparable, wanted_rows
 from cdc_core.lake.snapshots import (
     MAIN,
     NUMBER,
@@ -62,11 +67,12 @@ HEIR_OF = "lockstep.heir_of"
 
 @dataclass(frozen=True)
 class LakeRows:
-    """What a table keeps of some keys. order: the columns that order its rows. positions: of their rows, by data file.
-    present: those that readers see now, which stay. snapshots: those that have such rows, or may, and how many. strays:
-    files that no snapshot names."""
+    """What a table keeps of some keys. files: by their columns. order: the columns that order its rows. positions: of
+    their rows, by data file. present: those that readers see now, which stay. snapshots: those that have such rows, or
+    may, and how many. strays: files that no snapshot names."""
 
     table: Table
+    files: KeyedFiles
     order: tuple[str, ...]
     positions: Mapping[str, BitMap]
     present: Mapping[str, BitMap]
@@ -83,6 +89,12 @@ class LakeRows:
             yield "lake snapshot", f"{name_of(self.table.name())} {number}", count
         for path in self.strays:
             yield "lake file", path, 0
+
+    @property
+    def keys(self) -> Iterator[pa.Table]:
+        """Of the rows, some at a time."""
+        for path, rows in self.positions.items():
+            yield from _rows_at(self.files, path, rows, self.files.key)
 
 
 class _Look:
@@ -151,7 +163,46 @@ def find(
             snapshots[snapshot.snapshot_id] = count
     positions = {path: rows for path, rows in look.rows.items() if rows}
     strays = tuple(path for path, _ in unnamed_files(table, whole=False) if _is_stray(files, look, path))
-    return LakeRows(table, order or key, positions, present, snapshots, strays)
+    return LakeRows(table, files, order or key, positions, present, snapshots, strays)
+
+
+def other_sides(found: LakeRows, place: Sequence[str]) -> Iterator[pa.Table]:
+    """The other keys of changes that rows of a changes table are one side of: an update of a key is two rows at one
+    place of the log. place: the columns that say it. Reads what readers see now, as far as its statistics do not say
+    that it has none of these places."""
+    table, first = found.table, place[0]
+    files = table_files(table, latest_schema(table), tuple(place))
+    places = [
+        rows.select(place) for path, some in found.positions.items() for rows in _rows_at(files, path, some, place)
+    ]
+    if not places:
+        return
+    wanted = _places(pa.concat_tables(places), place)
+    numbers = sorted(pa.concat_tables(places).column(first).unique().to_pylist())
+
+    def mask(rows: pa.Table) -> Flags:
+        return np.asarray(pc.is_in(_places(rows, place), value_set=wanted))
+
+    def apart(low: tuple[Any, ...], high: tuple[Any, ...]) -> bool:
+        at = bisect_left(numbers, low[0])
+        return at == len(numbers) or bool(numbers[at] > high[0])
+
+    for file in LiveFiles(table, head(table), tuple(place)).files:
+        if others := wanted_rows(files, file.path, mask, apart) - found.positions.get(file.path, BitMap()):
+            yield from _rows_at(found.files, file.path, others, found.files.key)
+
+
+def _places(rows: pa.Table, names: Sequence[str]) -> pa.StringArray:
+    return pc.binary_join_element_wise(*(whole(rows.column(name)).cast(pa.string()) for name in names), "/")
+
+
+def _rows_at(files: KeyedFiles, path: str, positions: BitMap, names: Sequence[str]) -> Iterator[pa.Table]:
+    """Columns of the rows at these positions of a file, some at a time."""
+    with OpenFile(files, path) as opened:
+        for group in opened.groups:
+            start, end = int(opened.starts[group]), int(opened.starts[group + 1])
+            if len(here := positions_in(positions, start, end)):
+                yield opened.read(group, names).take(pa.array(here - start))
 
 
 def _entries(table: Table, snapshot: Snapshot) -> Iterator[ManifestEntry]:
@@ -192,8 +243,8 @@ def appoint(rows: LakeRows, cuts: Collection[int]) -> dict[int, int]:
     for number in sorted(named & rows.snapshots.keys()):
         table = table.catalog.load_table(table.name())
         snapshot = table.metadata.snapshot_by_id(number)
-        assert snapshot is not None  # it was found there
-        _appoint(table, snapshot, rows, made)
+        if snapshot is not None:  # else a maintenance has expired it meanwhile
+            _appoint(table, snapshot, rows, made)
     return heirs(table.catalog.load_table(table.name()))
 
 

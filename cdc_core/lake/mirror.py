@@ -21,7 +21,7 @@ from cdc_core.history.codes import whole
 from cdc_core.history.guard import HeldVersions, classify_each, newest_tombstone
 from cdc_core.lake.absent_values import filled
 from cdc_core.lake.data_files import KeyedFiles, LiveFile
-from cdc_core.lake.held_rows import Numbers, held_rows
+from cdc_core.lake.held_rows import Numbers, held_rows, shown_key
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.model.merged_columns import BORN, CLASS, ENDED_ORIGINS, LIVE_ORIGINS, REASON, MergedOp, RowClass
 from cdc_core.model.row_versions import version_bytes
@@ -199,7 +199,7 @@ def _require_own_origin(
 
 def _shared(mirror: Mirror, key: pa.Table) -> DataAtRisk:
     return DataAtRisk(
-        f"Two source tables have a row of {mirror.table} with the key {key.to_pylist()[0]}.",
+        f"Two source tables have a row of {mirror.table} with the key {shown_key(key)}.",
         where=mirror.table,
         code="target.shared_key",
         remedy="add a column to the key that tells the source tables apart, or give them different logical names with "

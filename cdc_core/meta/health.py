@@ -44,7 +44,8 @@ _KINDS = {kind.exit_class: kind for kind in SEVERITY}
 class Problem:
     """what, where, remedy, code: as an error has them. subject: source, target or run. since_us: 0 if unknown.
 
-    kind: the class of errors that it belongs to; None for what is only information.
+    kind: the class of errors that it belongs to; None for what is only information. about: tells it from others with
+    its subject and code.
     """
 
     level: Level
@@ -56,6 +57,7 @@ class Problem:
     since_us: int = 0
     times: int = 1
     kind: type[LockstepError] | None = None
+    about: str = ""
 
     @property
     def exit_class(self) -> str:
@@ -180,12 +182,11 @@ def _set_aside(status: Status) -> Iterator[Problem]:
     for rejected in status.set_aside:
         by_run.setdefault((rejected.target, rejected.run_id), []).append(rejected)
     for (target, run_id), of_run in by_run.items():
-        rows = sum(rejected.rows for rejected in of_run)
+        rows, tables = sum(rejected.rows for rejected in of_run), ", ".join(rejected.table for rejected in of_run)
         yield Problem(
             Level.FAILED,
             f"target {target}",
-            f"{target} lacks {counted(rows, 'row')} of "
-            f"{', '.join(rejected.table for rejected in of_run)} that it rejected: the run {run_id} set them aside.",
+            f"{target} lacks {counted(rows, 'row')} of {tables} that it rejected: the run {run_id} set them aside.",
             where=run_id,
             code="target.row_error",
             since_us=of_run[0].since_us,
@@ -193,6 +194,7 @@ def _set_aside(status: Status) -> Iterator[Problem]:
             f"{status.pipeline} --requeue {run_id} --target {target}`, or `lockstep verify` and `lockstep repair` once "
             "its batches were purged. The stage has the rows and reasons in runs/",
             kind=DataAtRisk,
+            about=tables,
         )
 
 
@@ -298,6 +300,7 @@ def _purged_soon(status: Status) -> Iterator[Problem]:
                 f"{source.retention_s / 3600:.1f} h.",
                 remedy="extract now, or raise binlog_expire_logs_seconds on the source",
                 kind=RetryLater,
+                about="purged soon",
             )
 
 

@@ -141,6 +141,12 @@ class RunRegister(Repository):
         still = (_run.c.state != RunState.COMMITTED) & (_run.c.updated_us >= since_us)
         return tuple(run_of(row) for row in self.execute(select(_run).where(still).order_by(_run.c.run_id)))
 
+    @reads
+    def holding(self, targets: Sequence[str]) -> frozenset[str]:
+        """Runs that have batches for one of these targets and have not committed them."""
+        held = _record.c.state.in_(UNCONSUMED) & _record.c.target.in_(targets)
+        return frozenset(self.execute(select(_record.c.run_id).distinct().where(held)).scalars())
+
     def _ended(self, before_us: int) -> ColumnElement[bool]:
         """The condition for runs that committed before a time, and whose rows set aside no target lacks any more."""
         lacking = {rejected.run_id for rejected in Ledgers(self.connection).set_aside()}

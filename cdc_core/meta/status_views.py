@@ -9,7 +9,6 @@ from dataclasses import replace
 from sqlalchemy import and_, case, exists, func, or_, select, true
 
 from cdc_core.meta import meta_schema
-from cdc_core.meta.consume_records import UNCONSUMED
 from cdc_core.meta.coverages import Coverages
 from cdc_core.meta.cutovers import Cutovers
 from cdc_core.meta.leases import Leases, ring_of
@@ -18,7 +17,7 @@ from cdc_core.meta.meta_rows import Failure, RingDepth, SourceStatus, StateCount
 from cdc_core.meta.plan_views import lacks
 from cdc_core.meta.positions import checkpoint_of
 from cdc_core.meta.repository import Repository, reads
-from cdc_core.meta.run_register import run_of
+from cdc_core.meta.run_register import RunRegister, run_of
 from cdc_core.meta.run_states import RecordState
 from cdc_core.meta.table_copies import TableCopies, copier_of
 from cdc_core.meta.task_failures import TaskFailures
@@ -45,8 +44,7 @@ class StatusViews(Repository):
         latest = self.execute(
             select(_ledger.c.run_id).order_by(_ledger.c.closed_us.desc(), _ledger.c.run_id.desc()).limit(1)
         ).scalar_one_or_none()
-        held = and_(_record.c.state.in_(UNCONSUMED), _record.c.target.in_(targets))
-        holding = self.execute(select(_record.c.run_id).distinct().where(held)).scalars()
+        holding = RunRegister(self.connection).holding(targets)
         return Status(
             pipeline=self.pipeline,
             now_us=now,
@@ -58,7 +56,7 @@ class StatusViews(Repository):
             failures=failed,
             verifications=Verifications(self.connection).all(),
             cutovers=Cutovers(self.connection).standing(),
-            holding=frozenset(holding),
+            holding=holding,
             set_aside=Ledgers(self.connection).set_aside(),
         )
 

@@ -78,11 +78,10 @@ class CopyPlanOperator(Leaving, BaseOperator):
         from cdc_core.operations.copy.copy_sources import readmit
         from cdc_core.operations.extract.side_by_side import extract_if_free
 
-        dry = is_dry_run(context)
         with (
             as_airflow_failures("plan of the copy"),
             opened(self.file, context) as ready,
-            nullcontext() if dry else exported(ready.pipeline),
+            nullcontext() if (dry := is_dry_run(context)) else exported(ready.pipeline),
             self.working(),
         ):
             sources, named = copy_params(context, ready.pipeline)
@@ -123,14 +122,13 @@ class PipelineSensor(Leaving, BaseSensorOperator):
         self.subject = subject
 
     def poke(self, context: Context) -> PokeReturnValue:
-        if is_dry_run(context):
-            raise AirflowSkipException("A dry run copies nothing.")
-        with (
-            as_airflow_failures(f"{self.task_id} {self.subject}"),
-            opened(self.file, context) as ready,
-            exported(ready.pipeline),
-            self.working(),
-        ):
+        with as_airflow_failures(f"{self.task_id} {self.subject}"):
+            if is_dry_run(context):
+                raise AirflowSkipException("A dry run copies nothing.")
+            return self._poke(context)
+
+    def _poke(self, context: Context) -> PokeReturnValue:
+        with opened(self.file, context) as ready, exported(ready.pipeline), self.working():
             try:
                 return self.step(context, ready)
             except (LeaseHeld, Paused) as error:
@@ -218,9 +216,9 @@ class StartCopyOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         from cdc_core.operations.copy.steps import due
 
-        if is_dry_run(context):
-            raise AirflowSkipException("A dry run copies nothing.")
         with as_airflow_failures("start of the copy"), opened(self.file, context) as ready:
+            if is_dry_run(context):
+                raise AirflowSkipException("A dry run copies nothing.")
             pipeline = ready.pipeline
             due_tables = {source.name: due(ready, source.name) for source in pipeline.sources}
         tables = [(source, table) for source, of_source in due_tables.items() for table in of_source]

@@ -1,7 +1,7 @@
 """The receivers of a pipeline's problems: `airflow.notify` names notifiers of Airflow, and functions.
 
 A task that has ended tells what is new and what is solved, whether it was its own problem or not. What a retry may cure
-is told once Airflow tries no more.
+is told once Airflow tries no more; what is late, once a run has nothing left to do.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import config
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
+from cdc_core.model.tasks import COMMIT, EXTRACT
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from cdc_core.config.run_options import Notified
     from cdc_core.operations.problem_events import ProblemEvent
 
 log = logging.getLogger(__name__)
@@ -58,28 +60,25 @@ def _told_of(file: str, context: Context, *, given_up: bool) -> None:
     from lockstep_airflow.task_pipeline import opened
 
     pipeline, explained = config.load(Path(file)), False
-    tell, said = partial(_tell, pipeline, context), str(context.get("exception") or "its process was killed")
+    task, said = context["ti"].task_id, str(context.get("exception") or "its process was killed")
+    late = given_up or task.rpartition(".")[2] == (COMMIT if pipeline.targets else EXTRACT).name
+    receivers = {one.model_dump_json(): partial(_tell, one, context) for one in pipeline.airflow.notify}
     try:
         with opened(file, context) as ready:
-            explained = tell_problems(ready.pipeline, ready.meta, tell, given_up=given_up, said=said)
+            explained = tell_problems(ready.pipeline, ready.meta, receivers, given_up=given_up, late=late, said=said)
     finally:
         if given_up and not explained:  # meta does not answer, or does not know of it: rather each time than never
-            tell(ProblemEvent.of_task(pipeline.pipeline, context["ti"].task_id, said))
+            for tell in receivers.values():
+                try:
+                    tell(ProblemEvent.of_task(pipeline.pipeline, task, said))
+                except Exception:
+                    log.exception("not taken: %s", said)
 
 
-def _tell(pipeline: Pipeline, context: Context, event: ProblemEvent) -> None:
-    """All of them, whichever fails; then raises the first failure."""
-    failed: Exception | None = None
-    for notified in pipeline.airflow.notify:
-        try:
-            named: Callable[..., Any] = EntryPoint(notified.use, notified.use, "lockstep.notify").load()
-            if isinstance(named, type):
-                named(**notified.options)({**context, "problem": event})
-            else:
-                named(event, **notified.options)
-        except Exception as error:
-            log.exception("%s did not take: %s", notified.use, event)
-            failed = failed or error
-    if failed is not None:
-        raise failed
-    log.info("told: %s", event)
+def _tell(receiver: Notified, context: Context, event: ProblemEvent) -> None:
+    named: Callable[..., Any] = EntryPoint(receiver.use, receiver.use, "lockstep.notify").load()
+    if isinstance(named, type):
+        named(**receiver.options)({**context, "problem": event})
+    else:
+        named(event, **receiver.options)
+    log.info("%s was told: %s", receiver.use, event)

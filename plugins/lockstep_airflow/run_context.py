@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -50,6 +50,12 @@ MAX_RUN_NAME = 200
 TRIGGERED = ("manual", "operator_triggered")
 """Types of DAG runs that somebody has triggered: by the form, REST or command line, or by TriggerDagRunOperator, which
 fills in the current time as the logical date, too."""
+
+_IN_GROUPS = frozenset(
+    {WINDOW_START, WINDOW_END, TARGETS, DRY_RUN, ACCEPT, ABANDON, SOURCE, TABLES, READERS}
+    | {TARGET, MODE, RESTART, REPAIR}
+)
+"""What the forms ask for whose tasks are also in groups."""
 
 
 def window_of(context: Context, pipeline: Pipeline) -> RunWindow:
@@ -218,7 +224,17 @@ def beside(task_id: str, name: str) -> str:
 
 def _params(context: Context) -> dict[str, Any]:
     """What the form of one of our DAGs says. In a DAG of others, whose params may have the same names: what its param
-    `lockstep` has."""
+    `lockstep` has. Raises UsageError (usage.argument) if that has others."""
     params = dict(context.get("params") or {})
-    ours = {PIPELINE, BY_HAND, HOUSEKEEPING} & set(context["dag"].tags)
-    return params if ours else dict(params.get("lockstep") or {})
+    if {PIPELINE, BY_HAND, HOUSEKEEPING} & set(context["dag"].tags):
+        return params
+    given = params.get("lockstep") or {}
+    unknown = sorted(given.keys() - _IN_GROUPS) if isinstance(given, Mapping) else [str(given)]
+    if unknown:
+        raise UsageError(
+            f"No task has a param {unknown[0]!r}.",
+            where="param lockstep",
+            code="usage.argument",
+            remedy=f"give an object with some of: {', '.join(sorted(_IN_GROUPS))}",
+        )
+    return dict(given)

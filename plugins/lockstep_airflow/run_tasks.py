@@ -24,7 +24,6 @@ from lockstep_airflow.credentials import exported
 from lockstep_airflow.links import LedgerLink
 from lockstep_airflow.run_context import (
     asked_at,
-    beside,
     is_dry_run,
     run_name,
     selection_of,
@@ -108,9 +107,9 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         idle = [target for target in self.target_tasks if not planned["targets"].get(target)]
         if dry or len(idle) == len(self.target_tasks):
             log.info("The rest of this run is skipped: %s.", "a dry run" if dry else "there is nothing to apply")
-            mine = beside(self.task_id, "")
-            after = self.get_flat_relative_ids(upstream=False)
-            self._skip(context, planned, sorted(task for task in after if task.startswith(mine)))
+            assert self.task_group is not None  # every task of a DAG has one, that of the DAG if no other
+            mine = {task.task_id for task in self.task_group.iter_tasks()}
+            self._skip(context, planned, sorted(mine & self.get_flat_relative_ids(upstream=False)))
         elif idle:
             log.info("Skipped: %s.", ", ".join(idle))
             self._skip(context, planned, [task for target in idle for task in self.target_tasks[target]])

@@ -11,6 +11,7 @@ interval. What the form of a Lockstep DAG asks for, the DAG's param `lockstep` m
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ class _PipelineGroup(TaskGroup):
             )
         path = Path(dag.fileloc).parent / file
         spec = self.spec(config.load(path), path)
-        given = default_args(spec) | kwargs.pop("default_args", {})
-        super().__init__(group_id or self.name(spec.pipeline), dag=dag, default_args=given, **kwargs)
+        args: Any = _default_args(spec, dag, kwargs.pop("default_args", {}))
+        super().__init__(group_id or self.name(spec.pipeline), dag=dag, default_args=args, **kwargs)
         add_tasks(spec, dag, self)
 
     def name(self, pipeline: str) -> str:
@@ -97,6 +98,15 @@ class VerifyTasks(_PipelineGroup):
 def pipeline_tasks(file: str | Path, **kwargs: Any) -> TaskGroup:
     """A group of the tasks that the DAG cdc_<pipeline> has. The arguments are those of the other groups."""
     return PipelineTasks(file, **kwargs)
+
+
+def _default_args(spec: DagSpec, dag: DAG, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the file, then those that are given; callbacks add up: who is called for other tasks of the DAG is
+    called for these, too."""
+    own, theirs = default_args(spec), {**dag.default_args, **given}
+    both = [name for name in own.keys() & theirs.keys() if name.endswith("_callback")]
+    called = {name: [own[name], *([some] if callable(some := theirs[name]) else some or ())] for name in both}
+    return {**own, **given, **called}
 
 
 def _some(spec: DagSpec, *kinds: TaskKind) -> DagSpec:

@@ -116,9 +116,12 @@ class RepairSensor(PipelineSensor):
         asked = verify_params(context, pipeline)
         if self.subject not in asked.targets:
             raise AirflowSkipException(f"The run is not for {self.subject}.")
-        ti = context["ti"]
-        found = ti.xcom_pull(task_ids=beside(self.task_id, VERIFY), map_indexes=ti.map_index)
+        ti, verify = context["ti"], beside(self.task_id, VERIFY)
+        found = ti.xcom_pull(task_ids=verify, map_indexes=ti.map_index)
         if not isinstance(found, Mapping) or found.get("target") != self.subject:
+            states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=[verify]).get(ti.run_id, {})
+            if states.get(f"{verify}_{ti.map_index}", states.get(verify)) == "skipped":
+                raise AirflowSkipException("The verification was skipped, with what comes before it in the DAG.")
             # Also where no repair is asked for: a DAG run whose last tasks are all skipped would be a success.
             raise DataAtRisk(
                 f"The verification of {self.subject} did not succeed, so that there is nothing to repair by.",

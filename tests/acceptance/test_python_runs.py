@@ -32,5 +32,9 @@ def test_functions_do_what_the_commands_do_and_return_reports(
     assert mariadb_target.run(f"SELECT * FROM {name}.orders ORDER BY id") == [(1, 10), (2, 20)]
     with pytest.raises(lockstep.UsageError, match="no source 'books'"):
         lockstep.extract(file, sources=["books"])
+    with pytest.raises(lockstep.UsageError, match="No source is named"):
+        lockstep.extract(file, sources=[])
+    with pytest.raises(lockstep.UsageError, match="No target is named"):
+        lockstep.run(file, targets=())
     with pytest.raises(lockstep.UsageError, match="no time zone"):
         lockstep.run(file, until=datetime(2026, 1, 1))

@@ -115,3 +115,16 @@ def test_a_failure_that_meta_does_not_know_of_is_told_each_time(write_pipeline: 
         ("shop", "merge", "broken"), ("shop", "merge", "broken"), ("shop", "plan", "It is full."),
         ("shop", "merge", "broken again"), ("away", "merge", "broken"),
     ]  # fmt: skip
+
+
+def test_what_is_late_is_told_once_a_run_has_nothing_left_to_do(write_pipeline: Callable[..., Path]) -> None:
+    notify = {"notify": [{"use": f"{__name__}:receive"}]}
+    for name, targets, last in (("shop", None, "to_main.commit"), ("files", [], "group.extract")):
+        file = write_pipeline(name, airflow=notify, **{} if targets is None else {"targets": targets})
+        Meta.open(config.load(file).meta.url, name, upgrade=True).close()
+        RECEIVED.clear()
+        callbacks(str(file))["on_success_callback"](task_context("plan"))
+        assert RECEIVED == []
+        for _ in range(2):
+            callbacks(str(file))["on_success_callback"](task_context(last))
+        assert [(event.level, event.solved) for event in RECEIVED] == [("late", False)]

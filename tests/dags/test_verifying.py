@@ -110,6 +110,7 @@ class Repairs:
         self.file, self.found = file, finds(monkeypatch, found={Wrong.TARGET: 1}, findings=(FINDING,))
         self.asked: list[dict[str, Any]] = []
         self.xcom: Any = None
+        self.verified = "failed"
         self.done: Result | Exception = Result({"orders": FOUND}, {"orders": EQUAL}, ("shop/1",), 1)
 
         def repair(job: VerifyJob, keys: Any, **options: Any) -> Result:
@@ -128,7 +129,9 @@ class Repairs:
         from lockstep_airflow.verify_tasks import RepairSensor
 
         task = RepairSensor(task_id="repair", file=str(self.file), subject=of, connection="spark_default")
-        return task.poke(task_context("repair", params=params, xcom_pull=lambda **_: self.xcom))
+        states = {"r": {"verify_0": self.verified}}
+        ti = {"xcom_pull": lambda **_: self.xcom, "get_task_states": lambda **_: states}
+        return task.poke(task_context("repair", params=params, **ti))
 
 
 FINDING = Finding("0f3a", "orders", DifferenceKind.DIFFERS, Wrong.TARGET, {"id": "7"}, {}, 1, 1)
@@ -182,6 +185,9 @@ def test_without_the_verification_of_its_own_target_the_repair_fails(repairs: Re
         for params in (ASKED, {}):  # a run whose last tasks are all skipped would be a success
             with pytest.raises(AirflowFailException, match=r"repair\.not_verified"):
                 repairs.poke(**params)
+    repairs.xcom, repairs.verified = None, "skipped"
+    with pytest.raises(AirflowSkipException, match="verification was skipped"):
+        repairs.poke()
     assert repairs.asked == []
 
 

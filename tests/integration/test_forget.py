@@ -167,3 +167,27 @@ def test_processes_that_erase_are_killed_at_any_moment_and_the_last_one_ends_it(
     assert run.meta.failures.find() == ()
     require_equal(run)
     replayed(run)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_no_version_is_left_beside_a_table_of_a_row_that_somebody_removed(verified: Callable[..., Verified]) -> None:
+    run = verified("guard: {store: table}")
+    columns = "(email VARCHAR(60) PRIMARY KEY, note VARCHAR(60))"
+    run.source(f"CREATE TABLE all_people {columns}")
+    both = ("all", "all_people")
+    run.target(*(f"CREATE TABLE `{table}` {columns}" for table in both))
+    run.extract()
+    run.source(f"INSERT INTO all_people VALUES ('{OLD}', 'a'), ('{NEW}', 'b'), ('a@example.org', 'c')")
+    run.ok("run")
+    run.target(*(f"DELETE FROM `{table}` WHERE email = '{OLD}'" for table in both))
+    run.source(f"DELETE FROM all_people WHERE email LIKE '{CANARY}%'")
+    run.ok("run")
+    for table, other in (both, both[::-1]):
+        listed = run.ok("forget", table, "--key", f"email={OLD}", "--key", f"email={NEW}")
+        assert ("tombstone", 2) in [(place["kind"], place["rows"]) for place in listed["places"]]
+        assert listed["other_tables"] == [other], "the source table feeds both"
+        for name in (table, f"_lockstep_tombstone_{table}", f"_lockstep_version_{table}"):
+            assert CANARY not in str(run.target(f"SELECT * FROM `{name}`")), name
+        assert len(run.target(f"SELECT * FROM _lockstep_version_{table}")) == 1
+    assert places(run) == []

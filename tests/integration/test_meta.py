@@ -569,20 +569,18 @@ def test_a_value_goes_from_every_error_that_is_kept_of_its_pipeline_alone(meta: 
         return text.replace("c4n4ry", "…")
 
     for name in ("line", "second"):
-        pipeline_meta = meta.of(name)
-        staged(pipeline_meta, 1, pipeline=name)
-        claim(pipeline_meta, "a", [0])
-        pipeline_meta.runs.record_failure("a", "no place for c4n4ry", target="t")
-        pipeline_meta.failures.keep(
-            "plan", "", DataAtRisk("c4n4ry?", where="at c4n4ry", code="c", remedy="look at c4n4ry")
-        )
-        pipeline_meta.told.settle(["p"], {"p": '{"what": "c4n4ry is full", "code": "c"}'})
+        one = meta.of(name)
+        staged(one, 1, pipeline=name)
+        claim(one, "a", [0])
+        one.runs.record_failure("a", "no place for c4n4ry", target="t")
+        one.failures.keep("plan", "", DataAtRisk("c4n4ry?", where="at c4n4ry", code="c", remedy="look at c4n4ry"))
+        one.told.settle("r", ["p"], {"p": '{"what": "c4n4ry is full", "code": "c"}'})
     assert meta.errors.count(without) == 4
     meta.errors.rewrite(without)
     assert meta.errors.count(without) == 0
     assert "c4n4ry" not in str(rows_of("line", database_url))
     assert str(rows_of("second", database_url)).count("c4n4ry") == 6
-    assert meta.told.settle([], {})[1] == {"p": '{"what": "… is full", "code": "c"}'}
+    assert meta.told.settle("r", [], {})[1] == {"p": '{"what": "… is full", "code": "c"}'}
 
 
 def _claim_in_a_process(url: str, run_id: str, barrier: Any, answers: Any) -> None:

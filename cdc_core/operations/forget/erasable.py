@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
+
 from cdc_core.errors import Refused, UsageError
+from cdc_core.meta import RunRow, RunState
 from cdc_core.model.block import TableRows
 from cdc_core.model.readable import counted, some_of
 from cdc_core.model.schema import TableSchema
-from cdc_core.operations.apply.compact import ABANDONED_US
+from cdc_core.model.windows import from_us
+from cdc_core.operations.apply.compact import ABANDONED_US, REMOVED_AFTER_US
 from cdc_core.operations.apply.consumed import committed
 from cdc_core.operations.extract.side_by_side import extract_up_to
 from cdc_core.operations.forget.erased_keys import ErasedKeys
@@ -16,6 +21,7 @@ from cdc_core.operations.verify import lookup
 from cdc_core.operations.verify.feeding import read_feeding
 from cdc_core.operations.verify.source_rows import Read, SourceTables, open_source
 from cdc_core.operations.verify.verify_job import WAIT_S
+from cdc_core.stage.objects import find
 
 
 def ask_sources(opened: OpenPipeline, keys: ErasedKeys, *, wait: bool) -> None:
@@ -70,43 +76,45 @@ def _asked(source: SourceTables, schema: TableSchema, keys: ErasedKeys) -> list[
 
 
 def require_alone(keys: ErasedKeys, findings: ErasureFindings) -> None:
-    """Each change is about the named keys alone. Raises Refused (stage.key)."""
+    """Each change is about the named keys alone. Raises Refused (stage.key), UsageError (usage.unknown_name)."""
     others = {text for staged in findings.staged for file in staged.files.values() for text in file.found.others}
-    others -= keys.texts
-    if others:
-        raise Refused(
-            f"Rows of {keys.table} had one of these keys and also another one: before it, after it, or in letters of "
-            "another case.",
-            where=keys.table,
-            code="stage.key",
-            remedy="name both keys, if all rows that ever had them are to be erased: "
-            + some_of([f"--key {keys.shown(text)}" for text in sorted(others)], 20, "keys"),
-        )
+    others = others.union(*(lake.others for lake in findings.lakes)) - keys.texts
+    if not others:
+        return
+    unknown = keys.texts - findings.keys
+    alike = {text.lower() for text in unknown}
+    if meant := [text for text in others if text.lower() in alike]:
+        raise _unknown(keys, unknown, f"write it in the letters that its rows have: {keys.options(meant)}")
+    raise Refused(
+        f"Rows of {keys.table} had one of these keys and also another one: before it, after it, or in letters of "
+        "another case.",
+        where=keys.table,
+        code="stage.key",
+        remedy=f"name both keys, if all rows that ever had them are to be erased: {keys.options(others)}",
+    )
 
 
 def require_known(keys: ErasedKeys, findings: ErasureFindings) -> None:
     """Raises UsageError (usage.unknown_name) for a key that nothing has: it may be misspelled."""
-    there = {text for staged in findings.staged for file in staged.files.values() for text in file.found.keys}
-    unknown = keys.texts - there - {held.key for trace in findings.traces for held in trace.rows}
-    if unknown and not any(lake.places for lake in findings.lakes):  # which do not say whose rows they are
-        shown = some_of([keys.shown(text) for text in sorted(unknown)], 5)
-        raise UsageError(
-            f"Nothing has rows of {keys.table} with the key {shown}. Nothing was erased.",
-            where="--key",
-            code="usage.unknown_name",
-            remedy="write the values as the staged files have them, which `stage sql` shows",
-        )
+    if unknown := keys.texts - findings.keys:
+        raise _unknown(keys, unknown, "write the values as the staged files have them, which `stage sql` shows")
 
 
 def require_idle(opened: OpenPipeline) -> None:
     """No run may be reading the files, and no copy is under way. Raises Refused (stage.not_committed)."""
-    runs = opened.meta.runs.unfinished(opened.meta.now_us() - ABANDONED_US)
-    if runs:
-        raise _not_yet(
-            f"The run {runs[0].run_id} is not finished, and may be reading the files.",
-            f"run {runs[0].run_id}",
-            "let it finish, or repeat it to its end",
-        )
+    now_us = opened.meta.now_us()
+    holding = opened.meta.runs.holding([target.name for target in opened.pipeline.targets])
+    for run in opened.meta.runs.unfinished(now_us - ABANDONED_US):
+        what, where = f"The run {run.run_id} is not finished, and may be reading the files.", f"run {run.run_id}"
+        if run.run_id in holding:
+            raise _not_yet(what, where, "let it finish, or the next run take it over (`lockstep run PIPELINE`)")
+        if run.state is RunState.FAILED:
+            continue  # others have its batches
+        # It ends where its next task would begin; a replay, whose batches nobody takes, with its last.
+        until_us = run.updated_us + (ABANDONED_US if _is_replay(opened, run) else REMOVED_AFTER_US)
+        if until_us > now_us:
+            ends = f"{from_us(until_us):%Y-%m-%d %H:%M} UTC"
+            raise _not_yet(what, where, f"let it finish; if its process is gone, it counts until {ends}")
     for source in opened.pipeline.sources:
         meta = opened.meta
         if meta.copies.find(source.name) or meta.copies.chunks(source.name) or meta.copied.decided(source.name):
@@ -115,6 +123,15 @@ def require_idle(opened: OpenPipeline) -> None:
                 source.name,
                 "finish it: `lockstep snapshot PIPELINE`",
             )
+
+
+def _is_replay(opened: OpenPipeline, run: RunRow) -> bool:
+    """As far as its plan can be read."""
+    plan = find(opened.store, run.plan_path)
+    try:
+        return plan is not None and bool(json.loads(plan)["replay"])
+    except (ValueError, KeyError, TypeError):
+        return True
 
 
 def require_applied(
@@ -135,6 +152,16 @@ def require_applied(
                 target,
                 "apply the deletes (`lockstep run PIPELINE`), or delete rows there that somebody else wrote",
             )
+
+
+def _unknown(keys: ErasedKeys, texts: Collection[str], remedy: str) -> UsageError:
+    shown = some_of([keys.shown(text) for text in sorted(texts)], 5)
+    return UsageError(
+        f"Nothing has rows of {keys.table} with the key {shown}. Nothing was erased.",
+        where="--key",
+        code="usage.unknown_name",
+        remedy=remedy,
+    )
 
 
 def _not_yet(what: str, where: str, remedy: str) -> Refused:

@@ -57,6 +57,17 @@ class StagedRows:
         return {file.schema.name for file in self.files.values()}
 
     @property
+    def fed(self) -> set[str]:
+        """All logical tables that these source tables feed."""
+        tables = self.tables
+        return {
+            part.table
+            for manifest in self.manifests
+            for part in manifest.parts
+            if manifest.schemas[part.schema_id].name in tables
+        }
+
+    @property
     def affected(self) -> list[_File]:
         return [file for file in self.files.values() if file.found.places]
 

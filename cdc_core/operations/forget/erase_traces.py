@@ -1,4 +1,5 @@
-"""What a target's bookkeeping has of rows that it no longer has: tombstones, which have their keys.
+"""What a target's bookkeeping has of rows that it no longer has: tombstones, and versions beside a table whose rows
+somebody else has removed. Both have their keys.
 
 A tombstone keeps an older change from reviving its row. Once all changes of the key are erased, there is none.
 """
@@ -6,7 +7,7 @@ A tombstone keeps an older change from reviving its row. Once all changes of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc_core.config import MysqlTarget, Pipeline, Target
 from cdc_core.errors import Refused
@@ -29,16 +30,12 @@ class TargetTraces:
     rows: Sequence[Held]
 
     @property
-    def tombstones(self) -> list[Held]:
-        return [row for row in self.rows if row.tombstone is not None]
+    def of_gone_rows(self) -> list[Held]:
+        return [row for row in self.rows if row.tombstone is not None or row.left is not None]
 
     def erase(self) -> None:
-        for tombstone in self.tombstones:
-            forget_version(
-                self.shape,
-                self.side.shards[tombstone.shard],
-                Held(tombstone.shard, tombstone.key, None, tombstone.tombstone),
-            )
+        for row in self.of_gone_rows:
+            forget_version(self.shape, self.side.shards[row.shard], replace(row, row=None))
 
 
 def key_at(target: Target, keys: ErasedKeys, schemas: Sequence[TableSchema]) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,7 +23,7 @@ from cdc_core.history.codes import whole
 from cdc_core.history.events import LOST
 from cdc_core.history.rule import TableRule
 from cdc_core.model.batch import Part
-from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES, Column, TableSchema
+from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, TableSchema
 from cdc_core.model.staged_columns import BEFORE, OP, ROW, SEQ, TRUNCATE
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.repair.repaired_keys import LOOKED_UP
@@ -38,8 +39,15 @@ log = logging.getLogger(__name__)
 
 _INEXACT = frozenset({"float", "double"})
 _DIGITS = dict.fromkeys(("decimal", "datetime", "timestamp", "time"), r"(?:\.0+)?")
+_DATE, _TIME = r"\d{4}-\d\d-\d\d", r"\d\d:\d\d:\d\d(\.\d+)?"
+_FORMS = {
+    "decimal": r"-?\d+(\.\d+)?", "date": _DATE, **dict.fromkeys(("datetime", "timestamp"), f"{_DATE} {_TIME}"),
+    "time": rf"-?\d?{_TIME}", "binary": r"([0-9A-F]{2})*",
+}  # fmt: skip
+"""Of canonical texts, by type. Other types take any text."""
 _LONG = 6
 """Characters of a value that no other text has by chance."""
+_MOST_OPTIONS = 20
 CUT = "…"
 """After a key that is too long for an error."""
 
@@ -84,6 +92,18 @@ class ErasedKeys:
         """A key, for people."""
         return ", ".join(f"{name}={value}" for name, value in zip(self.key, values_of(text), strict=True))
 
+    def options(self, texts: Collection[str]) -> str:
+        """Keys, as options of a command line."""
+        left = f" and {len(texts) - _MOST_OPTIONS:,} more keys" if len(texts) > _MOST_OPTIONS else ""
+        return " ".join(map(self._option, sorted(texts)[:_MOST_OPTIONS])) + left
+
+    def _option(self, text: str) -> str:
+        values = dict(zip(self.key, values_of(text), strict=True))
+        given = ",".join(f"{name}={value}" for name, value in values.items())
+        if given.count(",") >= len(values) > 1:
+            given = json.dumps(values, ensure_ascii=False)
+        return f"--key {shlex.quote(given)}"
+
     def changes_in(self, store: ObjectStore, part: Part, schema: TableSchema) -> ChangesFound:
         """Raises DataAtRisk (stage.damaged), Refused (stage.key)."""
         own = {column.name.lower(): column for column in schema.columns}
@@ -114,12 +134,14 @@ class ErasedKeys:
 
     @cached_property
     def _values(self) -> list[tuple[str, str]]:
-        """Each value of a key, and what may follow it in texts, by a scale or by fractions of a second."""
+        """Each value of a key as texts have it, also beside others of a key (`row_keys`), and what may follow it, by a
+        scale or by fractions of a second."""
         found = {
-            (value, _DIGITS.get(column.type.base, ""))
+            (spelled, _DIGITS.get(column.type.base, ""))
             for text in self.texts
             for column, value in zip(self.columns, values_of(text), strict=True)
             if value
+            for spelled in (value, value.replace("\\", "\\\\").replace(",", "\\,"))
         }
         return sorted(found, key=lambda pair: (-len(pair[0]), pair))
 
@@ -225,17 +247,17 @@ def _text(given: str, columns: Sequence[Column]) -> str:
     if set(values) != set(names):
         raise _not_a_key(given, columns)
     texts = [canonical_text(values[name], column.type) for name, column in zip(names, columns, strict=True)]
-    for column, text in zip(columns, texts, strict=True):
-        if column.type.base in INTEGER_BYTES and text != _integer(text):
-            raise _not_a_key(given, columns)
+    if not all(_is_value(text, column.type.base) for column, text in zip(columns, texts, strict=True)):
+        raise _not_a_key(given, columns)
     return key_text(texts)
 
 
-def _integer(text: str) -> str:
-    try:
-        return str(int(text))
-    except ValueError:
-        return ""
+def _is_value(text: str, base: str) -> bool:
+    """Whether rows may have this canonical text."""
+    if base in INTEGER_BYTES or base in ("bit", "year"):
+        return re.fullmatch(r"0|-?[1-9]\d*", text) is not None
+    form = _FORMS.get("binary" if base in BINARY_BASES else base)
+    return form is None or re.fullmatch(form, text) is not None
 
 
 def _values(given: str, columns: int) -> dict[str, str]:

@@ -64,11 +64,21 @@ class ErasureFindings:
         places += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
         places += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
         places += [
-            ErasedPlace("tombstone", trace.target, len(trace.tombstones)) for trace in self.traces if trace.tombstones
+            ErasedPlace("tombstone", trace.target, len(trace.of_gone_rows))
+            for trace in self.traces
+            if trace.of_gone_rows
         ]
         places += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
         places += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
         return tuple(places)
+
+    @property
+    def keys(self) -> set[str]:
+        """Those of the keys that the stage, a target or a lake has rows of."""
+        staged = {text for of_source in self.staged for file in of_source.files.values() for text in file.found.keys}
+        return staged.union(
+            (held.key for trace in self.traces for held in trace.rows), *(lake.keys for lake in self.lakes)
+        )
 
     @property
     def present(self) -> dict[str, int]:

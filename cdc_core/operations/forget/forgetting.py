@@ -7,7 +7,8 @@
     asked       no run is under way and no copy; every target has committed the changes, and has none of the rows;
                 each change is about the named keys alone. Otherwise nothing was changed, and the record goes again
     staged      files, records, manifests and meta (`erase_staged`)
-    derived     files of runs, findings, what interrupted verifications keep (`erase_derived`)
+    derived     files of runs, findings, what interrupted verifications keep, and what was read ahead of the logs
+                (`erase_derived`)
     traces      tombstones in targets (`erase_traces`), snapshots of lakes (`erase_lake`), and values of the keys in
                 errors that meta keeps
     proof       everything is read again: no row of the keys is left
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, UsageError
+from cdc_core.errors import DataAtRisk, LeaseHeld, UsageError
 from cdc_core.meta import Lease
 from cdc_core.meta.task_failures import FORGET
 from cdc_core.model.readable import counted, some_of
@@ -58,13 +59,15 @@ from cdc_core.stage.layout import parse_part
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
     """request: id of the record. others: sources that the pipeline does not have, and whose files of the table were not
-    looked at; "" for files that no source has written."""
+    looked at; "" for files that no source has written. also: other logical tables that source tables of this one feed,
+    which have the rows, too."""
 
     request: str
     table: str
     keys: int
     places: tuple[ErasedPlace, ...]
     others: tuple[str, ...]
+    also: tuple[str, ...] = ()
 
 
 def forget(
@@ -173,8 +176,8 @@ class _Forgetting:
             if known is None:
                 require_known(keys, findings)
             require_applied(opened, keys, findings, although_it_exists=although_it_exists)
-        except LockstepError:
-            if begun is None:
+        except BaseException:
+            if begun is None:  # nothing was changed
                 record.withdraw(opened.store)
                 opened.meta.failures.clear(FORGET, record.request)
             raise
@@ -196,7 +199,7 @@ class _Forgetting:
         rows = self._require_gone(record.request, sessions)
         for other in former:
             if other.request != record.request:
-                whole = bool(other.found) and keys.texts.issuperset(other.found)
+                whole = bool(other.found) and other.table == keys.table and keys.texts.issuperset(other.found)
                 replace(other, ended_us=opened.meta.now_us(), whole=whole).end(opened.store)
                 opened.meta.failures.clear(FORGET, other.request)
                 if not whole:
@@ -209,8 +212,9 @@ class _Forgetting:
         keys, opened = self.keys, self.opened
         own = {source.name for source in opened.pipeline.sources}
         others = sorted({source for _, source in staged_paths(opened, keys.table)} - own)
-        request = keys.sha256(opened.name)
-        return ErasureReport(request[:ID_CHARS], keys.table, len(keys.texts), findings.places, tuple(others))
+        also = sorted({table for staged in findings.staged for table in staged.fed} - {keys.table})
+        request = keys.sha256(opened.name)[:ID_CHARS]
+        return ErasureReport(request, keys.table, len(keys.texts), findings.places, tuple(others), tuple(also))
 
     def _erase_derived(self, findings: ErasureFindings, leases: _Leases) -> None:
         for run in findings.runs:
@@ -218,6 +222,9 @@ class _Forgetting:
                 self.opened.store.delete(path)
         for path, _ in findings.evidence:
             erase_derived.erase_evidence(self.opened.store, path, self.keys)
+        erase_derived.discard_temporary(self.opened)
+        for lease in leases.extractors.values():  # which costs only time
+            self.opened.meta.positions.keep_read_ahead(lease, "")
         for target, lease in leases.verifiers.items():
             verification = self.opened.meta.verifications.find(target)
             if verification is not None and verification.progress:

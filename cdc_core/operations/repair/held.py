@@ -30,12 +30,14 @@ _VERSION = Column(VERSION_COLUMN, ColumnType("varbinary", length=VERSION_BYTES))
 @dataclass(frozen=True, slots=True)
 class Held:
     """What one shard has under a key. shard: its number. row, tombstone: their versions; b"" for a row that Lockstep
-    never wrote, None where there is none."""
+    never wrote, None where there is none. left: the version that is left beside the table of a row that somebody else
+    has removed."""
 
     shard: int
     key: str
     row: bytes | None
     tombstone: bytes | None
+    left: bytes | None = None
 
 
 def of_servers(shape: Shape) -> ServerSide:
@@ -53,11 +55,15 @@ def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
             ours = ours_beside(connection, facts.database, [facts.table])
             versions, tombstones = versions_table(facts.table), tombstones_table(facts.table)
             rows = _versions(connection, shape, shard, facts.table, keys, versioned=facts.versioned)
+            left: dict[str, bytes] = {}
             if facts.beside and versions in ours:
                 kept = _versions(connection, shape, shard, versions, keys)
+                left = {key: version for key, version in kept.items() if key not in rows}
                 rows = {key: kept.get(key, b"") for key in rows}
             buried = _versions(connection, shape, shard, tombstones, keys) if tombstones in ours else {}
-        holdings += [Held(number, key, rows.get(key), buried.get(key)) for key in sorted({*rows, *buried})]
+        holdings += [
+            Held(number, key, rows.get(key), buried.get(key), left.get(key)) for key in sorted({*rows, *buried, *left})
+        ]
     return holdings
 
 
@@ -106,7 +112,7 @@ def remove_row(shape: Shape, shard: Shard, key: str, version: bytes) -> bool:
 @sensible("target")
 def forget_version(shape: Shape, shard: Shard, holding: Held) -> bool:
     """Makes the row of this key, if it has this version, one that Lockstep never wrote, which is older than all; and
-    removes the key's tombstone. Whether anything changed."""
+    removes the key's tombstone, and the version of a row that is gone. Whether anything changed."""
     facts, where = shard.facts, _one(shape, shard, holding.key)
     changed = False
     if holding.row:
@@ -119,6 +125,15 @@ def forget_version(shape: Shape, shard: Shard, holding: Held) -> bool:
     if holding.tombstone is not None:
         tombstones = _table(shard, tombstones_table(facts.table))
         sql = f"DELETE r FROM {tombstones} r WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(holding.tombstone)}"
+        changed = _changed(shard, sql) or changed
+    if holding.left is not None:
+        beside = _table(shard, versions_table(facts.table))
+        names = _names(shape, shard)
+        joined = " AND ".join(f"t.{name} = r.{name}" for name in names)
+        sql = (
+            f"DELETE r FROM {beside} r LEFT JOIN {_table(shard)} t ON {joined} "
+            f"WHERE {where} AND t.{names[0]} IS NULL AND r.{VERSION_COLUMN} = {bytes_literal(holding.left)}"
+        )
         changed = _changed(shard, sql) or changed
     return changed
 

@@ -215,7 +215,7 @@ APART = f"the source's collation, if both servers are MySQL or both MariaDB, or 
 
 def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:
     return DataAtRisk(
-        f"The rows with keys {shown_key(one)!r} and {shown_key(other)!r} are two rows on the source but would be one "
+        f"The rows with keys '{shown_key(one)}' and '{shown_key(other)}' are two rows on the source but would be one "
         f"row of {facts.name}, which compares its key in {', '.join(_collations(facts))}.",
         where=facts.name,
         code="target.key_collapse",

@@ -235,3 +235,14 @@ def test_files_of_killed_attempts_go_if_they_may_have_the_rows(lake: MadeLake, t
     assert [name for name in parts if manifest.with_name(name).exists()] == []
     assert [name for name, path in strays.items() if path.exists()] == ["other"]
     assert left(tmp_path) == []
+
+
+def test_a_snapshot_that_a_maintenance_has_expired_meanwhile_needs_no_heir(lake: MadeLake) -> None:
+    found = find(lake.table(), KEY, mask, apart)
+    table = lake.table()
+    number = table.metadata.refs["old"].snapshot_id
+    table.manage_snapshots().remove_tag("old").commit()
+    lake.table().maintenance.expire_snapshots().by_id(number).commit()
+    assert number not in appoint(found, [number])
+    expire(found)
+    assert find(lake.table(), KEY, mask, apart).snapshots == {}

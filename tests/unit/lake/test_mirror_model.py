@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -239,3 +240,20 @@ def test_what_is_held_instead_of_stale_rows_says_how_far_the_log_was(tmp_path: P
     assert judged(mirror, lake.winners([upsert(80, 0, 1)]), [])[1] == {}
     assert judged(mirror, lake.winners([upsert(10, 0, 1), upsert(11, 1, 1)]), [])[1] == {"one": 60}
     assert judged(mirror, lake.winners([upsert(12, 2, 1)]), [])[1] == {"one": 70}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        (pa.date32(), dt.date(2024, 1, 5), "2024-01-05"),
+        (pa.decimal128(9, 2), Decimal("1.50"), "1.50"),
+        (pa.timestamp("us"), dt.datetime(2024, 1, 5, 10), "2024-01-05 10:00:00.000000"),
+        (pa.binary(), b"\x01\xffa", "01FF61"),
+        (pa.string(), "O'Brien \\", "O'Brien \\"),
+    ],
+)
+def test_errors_show_a_key_as_the_source_writes_it(tmp_path: Path, kind: pa.DataType, value: Any, shown: str) -> None:
+    """By these texts, an erasure finds it there."""
+    lake = MadeLake(tmp_path, [("k", kind), ("v", pa.string())], ("k",))
+    with pytest.raises(ValuesAbsent, match=re.escape(f"of the row k={shown}.")):
+        lake.apply(Winner(1, (value, None), born=False, absent=("v",)))

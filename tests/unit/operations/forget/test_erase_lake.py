@@ -20,6 +20,7 @@ from cdc_core.lake.lake_tables import changes_of
 from cdc_core.lake.publication import branch_of, publish
 from cdc_core.lake.snapshots import PLAN, RUN
 from cdc_core.model.cut import Cut, CutTable
+from cdc_core.operations.apply.retention import purge
 from cdc_core.operations.forget import erase_lake, forgetting
 from cdc_core.operations.forget.forgetting import forget
 from cdc_core.operations.lake.maintain import maintain
@@ -145,10 +146,22 @@ def test_a_table_of_others_that_has_the_name_of_a_changes_table_is_left_alone(la
 def test_rows_whose_changes_were_purged_go_from_the_lake(lake: Lake) -> None:
     lake.apply(upsert(6, 77, "canary-purged"))
     lake.apply(delete(7, 77, "canary-purged"))
-    with raises(UsageError, "usage.unknown_name", match="id=78"):
-        lake.erase(keys=["id=78"])
+    for keys in (["id=78"], ["id=77", "id=78"], ["id=9", "id=78"]):
+        with raises(UsageError, "usage.unknown_name", match="the key id=78"):
+            lake.erase(keys=keys)
     lake.erase(keys=["id=77", "id=9"])
     assert lake.left() == []
+
+
+def test_a_row_that_changed_its_key_goes_under_both_keys_from_a_lake_whose_stage_is_purged(lake: Lake) -> None:
+    assert purge(lake.opened, cutoff_us=1 << 60).sources[0].batches == len(lake.one.batches) - 1
+    for given, other in (("id=2", "id=20"), ("id=20", "id=2")):
+        with raises(Refused, "stage.key") as caught:
+            lake.erase(keys=[given])
+        assert caught.value.remedy.endswith(f"--key {other}")
+    changes = lake.made.changes()
+    lake.erase(keys=["id=2", "id=20"])
+    assert lake.made.changes() == [row for row in changes if row["id"] not in (2, 20)] != changes
 
 
 @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.matrix)])

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pymysql.err import OperationalError
 
 import lockstep
 from cdc_core.errors import DataAtRisk, LeaseHeld, Refused, RetryLater, UsageError
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.meta_rows import PlannedRun
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.forget import erasable, forgetting
 from cdc_core.operations.forget.erased_keys import ErasedKeys, texts_of
 from cdc_core.operations.forget.forgetting import ErasureReport, forget
 from cdc_core.operations.rebuild import rebuild
 from cdc_core.stage import erasures, manifest
+from cdc_core.targets.reading.table_facts import TableFacts
+from cdc_core.targets.tables.target_keys import key_collapse
+from cdc_core.targets.tables.text_columns import row_keys
+from cdc_core.targets.writing.load import rejected
 from tests.integration.test_canaries import seen, written
-from tests.lab.made_blocks import Made
+from tests.lab.made_blocks import Change, Made
 from tests.lab.made_line import Line
 from tests.lab.made_stages import KEYLESS, NOTE
 from tests.lab.made_stages import insert as insert_row
@@ -272,12 +284,12 @@ def test_values_of_the_keys_go_from_the_errors_that_meta_keeps(staged: Staged) -
         f"No place for {long}.", where=f"the row {long[:40]}…", code="target.row_error", remedy=f"{long}?"
     )
     meta.failures.keep("extract", "shop", error)
-    meta.told.settle(["p", "q"], {"p": event % long, "q": event % "Bob"})
+    meta.told.settle("r", ["p", "q"], {"p": event % long, "q": event % "Bob"})
     kinds = [place.kind for place in erase(freed, f"name={long}", table="shop.people").places]
     assert kinds == ["staged", "error"]
     (kept,) = meta.failures.find()
     assert (kept.what, kept.where, kept.remedy) == ("No place for ….", "the row …", "…?")
-    assert meta.told.settle([], {})[1] == {"p": event % "…", "q": event % "Bob"}
+    assert meta.told.settle("r", [], {})[1] == {"p": event % "…", "q": event % "Bob"}
 
 
 @pytest.mark.parametrize(
@@ -368,3 +380,161 @@ def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes
         assert erase(freed, "name=ann", *["name=Ann"] * refused, table=table).places
         assert [row["name"] for row in freed.changes()[table]] == ["Bob"]
     assert freed.problems() == []
+
+
+def test_other_keys_are_named_as_a_command_line_takes_them(staged: Staged) -> None:
+    text = ColumnType("varchar", length=60, charset="utf8mb4", collation="utf8mb4_bin")
+    columns = (Column("name", text, False, 1), Column("part", ColumnType("int"), False, 2))
+    people = TableSchema("shop", "people", (*columns, NOTE))
+    names = ["Smith, Ann", 'O\'Brien "x"', "two words"]
+    rows = [{"name": name, "part": at, "note": "n"} for at, name in enumerate(names)]
+    changes = [Change(people, "c", rows[0]), *(Change(people, "u", now, was) for was, now in pairwise(rows))]
+    staged.stage(40 * HOUR_US, *(Made([change], ts=40 * HOUR_US + 1) for change in changes))
+    one, given = free(staged), [json.dumps({"name": names[1], "part": 1})]
+    with raises(Refused, "stage.key") as caught:
+        erase(one, *given, table="shop.people")
+    options = shlex.split(caught.value.remedy.partition(": ")[2])
+    assert options[::2] == ["--key"] * 2
+    erase(one, *given, *options[1::2], table="shop.people")
+    assert one.changes()["shop.people"] == []
+
+
+def test_a_key_in_other_letters_than_its_rows_have_is_refused_with_theirs(staged: Staged) -> None:
+    kind = ColumnType("varchar", length=20, charset="utf8mb4", collation="utf8mb4_general_ci")
+    people = TableSchema("shop", "people", (Column("name", kind, False, 1), NOTE))
+    staged.stage(40 * HOUR_US, Made([insert_row("ann", schema=people)], ts=40 * HOUR_US + 1))  # type: ignore[arg-type]
+    one = free(staged)
+    for dry_run in (True, False):
+        with raises(UsageError, "usage.unknown_name", match="name=ANN") as caught:
+            erase(one, "name=ANN", table="shop.people", dry_run=dry_run)
+        assert "--key name=ann" in caught.value.remedy
+    assert erase(one, "name=ann", table="shop.people").places
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        (("Smith, Zoe", "7"), ("varchar", "int")),
+        (("CORP\\zoe,b", "7"), ("varchar", "int")),
+        (("CORP\\zoe", "7"), ("varchar", "int")),
+        (("CORP\\zoe",), ("varchar",)),
+    ],
+)
+def test_values_go_from_errors_as_keys_are_shown_there(values: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    columns = tuple(Column(f"c{at}", ColumnType(kind, length=20), False, at + 1) for at, kind in enumerate(kinds))
+    row = pa.RecordBatch.from_arrays([pa.array([value]) for value in values], names=[one.name for one in columns])
+    (key,) = row_keys(row, row.schema.names).to_pylist()
+    given = json.dumps(dict(zip(row.schema.names, values, strict=True)))
+    keys = ErasedKeys("t", columns, texts_of([given], columns))
+    facts = TableFacts("shop", "t", (), ())
+    said = str(rejected(facts, key.encode(), OperationalError(1, "no"))) + str(key_collapse(facts, key.encode(), b""))
+    assert all(value not in keys.without_values(said) for value in ("Smith", "CORP", "zoe", "Zoe"))
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_run_whose_batches_others_have_committed_keeps_no_erasure_waiting_for_ever(
+    staged: Staged, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed, or failed: nobody can repeat a run of the command line, whose id is new each time."""
+    line = staged.line
+    line.plan("first")
+    if failed:
+        line.meta.runs.record_failure("first", "the target is away")
+    one = free(staged)
+    with raises(Refused, "stage.not_committed", match="run first"):
+        erase(replace(one, line=line.with_targets({"name": "t"})), "id=1")
+    line.done("second")
+    if not failed:  # it may be in the middle of a task
+        with raises(Refused, "stage.not_committed", match="run first"):
+            erase(one, "id=1")
+        monkeypatch.setattr(erasable, "REMOVED_AFTER_US", -1)  # it is over
+    assert erase(one, "id=1").places
+
+
+def test_a_replay_whose_batches_nobody_takes_over_counts_longer(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = free(staged)
+    monkeypatch.setattr(erasable, "REMOVED_AFTER_US", -1)
+    one.line.meta.runs.claim(PlannedRun("r", "line", None, "runs/r/p/plan.json", "0", replays=True), ())
+    one.line.store.put("runs/r/p/plan.json", b'{"pipeline": "line", "replay": true}')
+    with raises(Refused, "stage.not_committed", match="run r"):
+        erase(one, "id=1")
+    one.line.store.put("runs/r/p/plan.json", b'{"pipeline": "line", "replay": false}')
+    assert erase(one, "id=1").places
+
+
+def test_half_a_file_of_a_run_that_was_killed_goes_and_the_whole_ones_of_other_rows_stay(staged: Staged) -> None:
+    one, store = lives(staged), staged.line.store
+    folder = "runs/killed/plan/merged/set=1/cdc_table=shop.orders"
+    whole = io.BytesIO()
+    pq.write_table(pa.table({"id": [5], "note": ["n"]}), whole)
+    store.put(f"{folder}/part-1.parquet", whole.getvalue())
+    store.put(f"{folder}/part-2.parquet", b"PAR1 canary")
+    assert ("run", 0) in [(place.kind, place.rows) for place in erase(one, "id=9", dry_run=True).places]
+    erase(one, "id=9")
+    assert canaries(one) == []
+    assert one.paths("runs/") == [f"{folder}/part-1.parquet"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_whatever_ends_an_erasure_before_it_changes_anything_no_run_waits_for_it(
+    staged: Staged, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lives(staged)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(forgetting, "find_places", fail)
+    with pytest.raises(error):
+        erase(one, "id=9")
+    assert list(erasures.unended(one.line.store)) == []
+    assert one.line.meta.failures.find() == ()
+
+
+def test_an_erasure_of_the_same_values_in_another_table_does_not_end_one_as_whole(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = free(staged)
+    with monkeypatch.context() as patched:
+        patched.setattr(Batches, "renew", DyingStore(None, 0).around(Batches.renew))
+        with pytest.raises(Killed):
+            erase(one, table="shop.items", where="id = 1")
+    erase(one, "id=1")
+    records = [erasures.read(one.line.store, Path(path).stem, ended=True) for path in one.paths("erased/")]
+    assert {record.table: record.whole for record in records if record} == {"shop.items": False, ORDERS: True}
+
+
+def test_nothing_is_left_of_what_was_read_ahead_or_of_documents_that_were_half_written(staged: Staged) -> None:
+    lease = staged.line.leases["shop"]
+    staged.line.meta.positions.keep_read_ahead(lease, "c4n4ry")
+    one = lives(staged)
+    for folder in ("manifests/shop", "erasures"):
+        (one.root / "stage" / folder).mkdir(exist_ok=True)
+        (one.root / "stage" / folder / ".tmp-1").write_text("canary")
+    erase(one, "id=9")
+    assert one.line.meta.positions.read_ahead("shop") == ""
+    assert canaries(one) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "others"),
+    [
+        ("int", ("0", "-7", "42"), ("007", "+7", "7.0", "-0", "7 ", "seven", "")),
+        ("decimal", ("1.50", "-0.5", "7"), ("1,5", "abc", "0x7", "")),
+        ("date", ("2024-01-05", "2024-02-31"), ("2024-1-5", "5.1.2024", "2024-01-05 00:00:00", "abc")),
+        ("datetime", ("2024-01-05 10:00:00", "2024-01-05 10:00:00.500"), ("2024-01-05", "2024-01-05T10:00:00")),
+        ("time", ("10:00:00", "-838:59:59"), ("10:00", "1:00:00")),
+        ("varbinary", ("00ff", "00FF", ""), ("0xff", "f", "zz")),
+        ("year", ("2024",), ("24x", "'24")),
+        ("varchar", ("", "7 ", "a=b"), ()),
+    ],
+)
+def test_a_value_that_no_row_can_have_is_no_key(kind: str, values: tuple[str, ...], others: tuple[str, ...]) -> None:
+    """It is the caller's mistake, and none of Lockstep's: no server is asked for it."""
+    columns = (Column("k", ColumnType(kind, precision=9, scale=2, length=9), False, 1),)
+    assert len(texts_of([f"k={value}" for value in values], columns)) == len({value.upper() for value in values})
+    for value in others:
+        with raises(UsageError, "usage.argument"):
+            texts_of([f"k={value}"], columns)
