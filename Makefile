@@ -56,7 +56,7 @@ $(STAMPS)/project: pyproject.toml $(STAMPS)/packages
 	@$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps -e .
 	@touch $@
 
-# Compiled kernels and the JVM's archive of Spark's classes are kept on disk, so that no run waits for them.
+# Compiled kernels are kept on disk, so that no run waits for them.
 $(STAMPS)/warm: $(STAMPS)/project $(wildcard cdc_core/binlog/*.py cdc_core/results/*.py)
 	@$(PY) -m cdc_core.binlog.warm_kernels
 	@$(PY) -m cdc_core.results.warm_reader

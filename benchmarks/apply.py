@@ -97,11 +97,11 @@ def orders(ids: npt.NDArray[np.int64], generation: int) -> pa.RecordBatch:
     count = len(ids)
     values: dict[str, Any] = {
         "id": ids,
-        "code": [f"c{one:010x}" for one in mixed.tolist()],
+        "code": [f"c{number:010x}" for number in mixed.tolist()],
         "customer": (mixed % 100_000).astype(np.int64),
         "amount": pa.array((mixed % 10_000_000 + generation).astype(np.int64)).cast(pa.decimal128(19, 0)),
         "status": np.array(["new", "paid", "sent", "done"])[(mixed + generation) % 4],
-        "note": [f"note {generation} {one * 7919:032x}" for one in mixed.tolist()],
+        "note": [f"note {generation} {number * 7919:032x}" for number in mixed.tolist()],
         "created": (ids * 1_000_000 + 1_767_225_600_000_000).astype("datetime64[us]"),
     }
     arrays = {column.name: pa.array(values[column.name]).cast(column.type.arrow) for column in SCHEMA.columns}

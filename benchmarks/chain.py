@@ -199,8 +199,11 @@ targets: [{{name: t, connections: ['env:BENCHMARK_TARGET'], tables: {{'*': {{}}}
         print(f"{asked.batches:,} batches of {asked.tables:,} tables\n")
         print(f"{'step':10}{'wall s':>8}{'CPU s':>8}{'peak MiB':>10}")
         for step in STEPS:
-            one = measured(file, step)
-            print(f"{step:10}{one['wall_s']:>8}{one['cpu_s']:>8}{one['peak_mib']:>10}   {one['said']}", flush=True)
+            figures = measured(file, step)
+            print(
+                f"{step:10}{figures['wall_s']:>8}{figures['cpu_s']:>8}{figures['peak_mib']:>10}   {figures['said']}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def execute(server: SqlServer, *statements: str) -> None:
 
 
 def filled(server: SqlServer, rows: int) -> None:
-    digits = " UNION ALL ".join(f"SELECT {one} d" for one in range(10))
+    digits = " UNION ALL ".join(f"SELECT {digit} d" for digit in range(10))
     execute(
         server, f"CREATE DATABASE {DATABASE}", f"CREATE TABLE {DATABASE}.{TABLE} ({COLUMNS})",
         f"CREATE TABLE {DATABASE}.n (n INT PRIMARY KEY)",
@@ -307,7 +307,7 @@ def compared(server: SqlServer, rows: int, turns: int, threads: Sequence[int]) -
             with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as at:
                 folder = Path(at)
                 try:
-                    one = measured(server, way.command(folder), folder, environ)
+                    result = measured(server, way.command(folder), folder, environ)
                     count = way.rows(folder)
                     if count != rows:
                         raise ValueError(f"{count:,} rows, not {rows:,}")
@@ -319,8 +319,8 @@ def compared(server: SqlServer, rows: int, turns: int, threads: Sequence[int]) -
                     print(f"{name} has no figure: {why}", file=sys.stderr)
                     continue
                 if turn:
-                    found.setdefault(name, []).append(one)
-                print(f"{name}: {one.wall_s:.2f} s", file=sys.stderr)
+                    found.setdefault(name, []).append(result)
+                print(f"{name}: {result.wall_s:.2f} s", file=sys.stderr)
     return found
 
 
@@ -333,17 +333,17 @@ def text_of(turns: Mapping[str, Sequence[Turn]], rows: int) -> str:
         readers = name.rpartition(", ")[2]
         ours = f"lockstep, {readers}"
         ours = ours if ours in turns else "lockstep, 1 reader"
-        return f"{median(name, lambda one: one.wall_s) / median(ours, lambda one: one.wall_s):.2f}×"
+        return f"{median(name, lambda turn: turn.wall_s) / median(ours, lambda turn: turn.wall_s):.2f}×"
 
     columns = ("", "rows/s", "time / Lockstep's", "client CPU", "server CPU", "memory")
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for name in turns:
-        wall_s = median(name, lambda one: one.wall_s)
+        wall_s = median(name, lambda turn: turn.wall_s)
         lines.append(
             f"| {name} | {rows / wall_s:,.0f} | {beside(name)} | "
-            f"{median(name, lambda one: one.client_cpu_s):.2f} s | "
-            f"{median(name, lambda one: one.server_cpu_s):.2f} s | "
-            f"{'–' if '|' in name else f'{median(name, lambda one: one.rss_mib):,.0f} MiB'} |"
+            f"{median(name, lambda turn: turn.client_cpu_s):.2f} s | "
+            f"{median(name, lambda turn: turn.server_cpu_s):.2f} s | "
+            f"{'–' if '|' in name else f'{median(name, lambda turn: turn.rss_mib):,.0f} MiB'} |"
         )
     return "\n".join(lines)
 
@@ -354,7 +354,7 @@ def bars(turns: Mapping[str, Sequence[Turn]], rows: int) -> dict[str, dict[str, 
     for name, some in turns.items():
         program, comma, readers = name.rpartition(", ")
         group = found.setdefault(readers if comma else "1 reader", {})
-        group[program if comma else name] = rows / statistics.median(one.wall_s for one in some)
+        group[program if comma else name] = rows / statistics.median(turn.wall_s for turn in some)
     return found
 
 

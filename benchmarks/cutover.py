@@ -107,12 +107,12 @@ def moved(source: SqlServer, target: SqlServer, tables: int, layout: tuple[int, 
             writers=WRITERS, per_s=per_s, keys=KEYS,
         ) as application:  # fmt: skip
             time.sleep(15)
-            quiet = [one.took_s for one in application.seen_until_now()]
+            quiet = [write.took_s for write in application.seen_until_now()]
             stopped, rehearsed = [], []
             for number in range(times):
                 said = lockstep(folder, environ, "cutover", "rehearse")
                 stopped.append(float(said["stopped_s"]))
-                rehearsed += [one.took_s for one in application.seen_until_now()]
+                rehearsed += [write.took_s for write in application.seen_until_now()]
                 print(f"rehearsal {number + 1}: {stopped[-1]:.2f} s ({steps_of(said)})", file=sys.stderr)
             said = lockstep(folder, environ, "cutover", "run")
             last = float(said["stopped_s"])
@@ -133,7 +133,7 @@ def text_of(found: Moved) -> str:
     stops: Sequence[tuple[str, list[float], list[float]]] = (
         ("no cutover", found.quiet_s, []),
         (f"{len(found.stopped_s)} rehearsals", found.rehearsed_s, found.stopped_s),
-        ("cutover", [one.took_s for one in found.switched], [found.last_stop_s]),
+        ("cutover", [write.took_s for write in found.switched], [found.last_stop_s]),
     )
     for name, took, stopped in stops:
         said = f"{share(stopped, 0.5):.2f} s | {max(stopped):.2f} s" if stopped else " | "

@@ -40,6 +40,8 @@ def machine(server: SqlServer, load: float, *others: str) -> str:
 def keep(name: str, text: str) -> None:
     """Puts the figures of a benchmark into the document, between its marks."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(begin)
-    after = rest.partition(end)[2]
+    before, found, rest = DOCUMENT.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise SystemExit(f"{DOCUMENT} has no place for {name}: write {begin} and {end} into it")
     DOCUMENT.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")

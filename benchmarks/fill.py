@@ -142,8 +142,8 @@ def turn(name: str, source: MySql, target: MySql, folder: Path, files: Path, row
         ]]  # fmt: skip
     before_s, began_s, used_s, server_s = cpu_of(source), time.perf_counter(), 0.0, 0.0
     for command in commands:
-        one = measured(target, command, folder, environ)
-        used_s, server_s = used_s + one.client_cpu_s, server_s + one.server_cpu_s
+        result = measured(target, command, folder, environ)
+        used_s, server_s = used_s + result.client_cpu_s, server_s + result.server_cpu_s
     return Filled(time.perf_counter() - began_s, used_s, cpu_of(source) - before_s, server_s)
 
 
@@ -160,29 +160,31 @@ def compared(source: MySql, target: MySql, rows: int, turns: int) -> dict[str, l
             for name in names:
                 with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as at:
                     try:
-                        one = turn(name, source, target, Path(at), Path(files), rows)
+                        result = turn(name, source, target, Path(at), Path(files), rows)
                     except subprocess.CalledProcessError as error:
                         raise SystemExit(f"{name}: {error.output.decode(errors='replace')[-2000:]}") from error
                 whole = name == "mydumper, myloader"
                 tables = [f"{TARGET}.{TABLE}"] if whole else [f"{TARGET}.orders_{shard}" for shard in range(SHARDS)]
                 if sums(target, tables) != expected:
                     raise SystemExit(f"{name} ended with other rows than the source's")
-                found[name].append(one)
-                print(f"{name}: {one.wall_s:.2f} s", file=sys.stderr)
+                found[name].append(result)
+                print(f"{name}: {result.wall_s:.2f} s", file=sys.stderr)
     return found
 
 
 def text_of(found: Mapping[str, Sequence[Filled]], rows: int) -> str:
-    ours = statistics.median(one.wall_s for one in found["lockstep run"])
+    ours = statistics.median(result.wall_s for result in found["lockstep run"])
     columns = ("", "time", "rows/s", "time / Lockstep's", "client CPU", "source CPU", "target CPU")
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for name, turns in found.items():
-        wall_s = statistics.median(one.wall_s for one in turns)
+        wall_s = statistics.median(result.wall_s for result in turns)
         cpus = [
             statistics.median(figure)
-            for figure in zip(*((one.client_cpu_s, one.source_cpu_s, one.target_cpu_s) for one in turns), strict=True)
+            for figure in zip(
+                *((result.client_cpu_s, result.source_cpu_s, result.target_cpu_s) for result in turns), strict=True
+            )
         ]
-        times = " | ".join(f"{one:.1f} s" for one in cpus)
+        times = " | ".join(f"{cpu:.1f} s" for cpu in cpus)
         lines.append(f"| {name} | {wall_s:.1f} s | {rows / wall_s:,.0f} | {wall_s / ours:.2f}× | {times} |")
     return "\n".join(lines)
 

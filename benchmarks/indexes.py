@@ -88,8 +88,8 @@ def main() -> None:
                     (sum(turn(server, path, after=False)), *turn(server, path, after=True)) for _ in range(chosen.turns)
                 ]
                 print(machine(server, load, f"{chosen.rows:,} rows", f"medians of {chosen.turns} turns"))
-            there, loaded, built = (statistics.median(one) for one in zip(*turns, strict=True))
-            ratio = statistics.median(one[0] / (one[1] + one[2]) for one in turns)
+            there, loaded, built = (statistics.median(seconds) for seconds in zip(*turns, strict=True))
+            ratio = statistics.median(seconds[0] / (seconds[1] + seconds[2]) for seconds in turns)
             print(f"there: {there:.1f} s; after: {loaded:.1f} s + {built:.1f} s; {ratio:.2f}×")
 
 

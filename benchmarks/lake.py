@@ -1,8 +1,8 @@
 """`make bench-lake`: how fast changes of a MariaDB reach Iceberg tables, beside others that write the same changes.
 
     fill      rows that are there already: copied beside the stream, and applied to an empty lake
-    changes   updates of random rows, from the log to the published mirror: `lockstep run`, with Spark's start if it is
-              due; and its tasks alone, from `lockstep run --json`
+    changes   updates of random rows, from the log to the published mirror: `lockstep run`, with the start of Spark; and
+              a run whose Spark is there already, as with `--every`
     few       1,000 changes in 5 tables
     many      100 changes in each of many tables
     peers     the same updates on the same table: Spark's MERGE INTO of Iceberg, which keeps positions of deleted rows
@@ -14,23 +14,27 @@ At the end `lockstep verify` must find the lake equal, or there are no figures.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
 
 from benchmarks.document import keep, machine
+from cdc_core import config
+from cdc_core.operations.open_pipeline import open_pipeline
+from cdc_core.operations.pipeline_run import run
 from examples.sandbox.artifacts import ICEBERG, fetch
 from examples.sandbox.mariadb import MariaDb
+from spark_jobs.driver import Driver
 
 PIPELINE = """
 pipeline: bench
@@ -48,7 +52,8 @@ COLUMNS = "id BIGINT PRIMARY KEY, customer INT, status VARCHAR(20), amount DECIM
 VALUES = "seq, seq % 9973, 'new', seq / 7, '2026-01-01' + INTERVAL seq SECOND, CONCAT('note of order ', seq)"
 UPSERTED = 2_000
 """Changes of PyIceberg's upsert."""
-
+WARMING = 100_000
+"""Changes of the run that starts Spark."""
 
 MERGE = """MERGE INTO peer.shop.orders o USING changes c ON o.id = c.id
 WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"""
@@ -64,15 +69,29 @@ class Line:
         self.file = root / "bench.yaml"
         self.file.write_text(PIPELINE.format(root=root))
 
-    def lockstep(self, *arguments: str) -> tuple[float, Mapping[str, Any]]:
-        """Seconds, and the answer."""
-        environ = {**os.environ, "SOURCE": self.source.url, "LAKE": self.uri}
-        began_s = time.perf_counter()
-        command = [sys.executable, "-m", "cdc_core.cli", *arguments, str(self.file), "--json"]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    def lockstep(self, *arguments: str) -> tuple[float, float]:
+        """Seconds, and seconds of CPU, of the command with its Spark."""
+        before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        command = [sys.executable, "-m", "cdc_core.cli", *arguments, str(self.file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
-        return time.perf_counter() - began_s, json.loads(done.stdout)
+        seconds, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+        return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    def with_spark(self, before: str, timed: str) -> float:
+        """Seconds of a run that finds Spark started by the run before it. The statements write what each applies."""
+        pipeline, output = config.load(self.file), self.root / "spark.log"
+        with (
+            open_pipeline(pipeline) as opened,
+            Driver(pipeline, opened.store, master=pipeline.spark.master, output=output) as spark,
+        ):
+            self.sql(before)
+            run(opened, spark, "bench", ["lake"])
+            self.sql(timed)
+            began_s = time.perf_counter()
+            run(opened, spark, "bench", ["lake"])
+            return time.perf_counter() - began_s
 
     def sql(self, *statements: str) -> None:
         self.source.run(*statements, database="bench")
@@ -82,29 +101,43 @@ class Line:
         return load_catalog("lake", type="sql", uri=self.uri, warehouse=(self.root / "lake").as_uri())
 
 
-def figures(line: Line, rows: int, changes: int, tables: int) -> list[tuple[str, int, float]]:
-    """What was done, how many changes, seconds."""
-    found = []
+@dataclass(frozen=True)
+class Figure:
+    """cpu_s: with the Spark of a command; None where it is not known."""
 
-    def timed(what: str, count: int, *arguments: str) -> None:
-        seconds, _ = line.lockstep(*arguments)
-        found.append((what, count, seconds))
+    what: str
+    changes: int
+    seconds: float
+    cpu_s: float | None = None
+
+
+def figures(line: Line, rows: int, changes: int, tables: int) -> Iterator[Figure]:
+    def timed(what: str, count: int, *arguments: str) -> Figure:
+        return Figure(what, count, *line.lockstep(*arguments))
 
     line.lockstep("extract")
     line.sql(f"CREATE TABLE orders ({COLUMNS})", f"INSERT INTO orders SELECT {VALUES} FROM seq_1_to_{rows}")
     line.lockstep("extract")
-    timed("rows into an empty lake, from the stage", rows, "run", "--staged")
+    yield timed("rows into an empty lake, from the stage", rows, "run", "--staged")
     line.sql(f"UPDATE orders SET status = 'paid', amount = amount + 1 WHERE id * 7919 % {rows} < {changes}")
     line.lockstep("extract")
-    timed("updates of random rows, from the stage", changes, "run", "--staged")
+    yield timed("updates of random rows, from the stage", changes, "run", "--staged")
     line.sql(f"UPDATE orders SET status = 'sent', amount = amount + 1 WHERE id * 104729 % {rows} < {changes}")
-    timed("updates of random rows, from the log", changes, "run")
+    yield timed("updates of random rows, from the log", changes, "run")
+    yield Figure(
+        "updates of random rows, from the log, Spark started before",
+        changes,
+        line.with_spark(
+            f"UPDATE orders SET status = 'lost' WHERE id <= {WARMING}",
+            f"UPDATE orders SET status = 'kept', amount = amount + 1 WHERE id * 15485863 % {rows} < {changes}",
+        ),
+    )
     for number in range(5):
         line.sql(f"CREATE TABLE few{number} ({COLUMNS})", f"INSERT INTO few{number} SELECT {VALUES} FROM seq_1_to_200")
     line.lockstep("run")
     for number in range(5):
         line.sql(f"UPDATE few{number} SET status = 'paid'")
-    timed("1,000 changes in 5 tables, from the log", 1_000, "run")
+    yield timed("1,000 changes in 5 tables, from the log", 1_000, "run")
     for number in range(tables):
         line.sql(
             f"CREATE TABLE many{number} ({COLUMNS})", f"INSERT INTO many{number} SELECT {VALUES} FROM seq_1_to_100"
@@ -112,9 +145,8 @@ def figures(line: Line, rows: int, changes: int, tables: int) -> list[tuple[str,
     line.lockstep("run")
     for number in range(tables):
         line.sql(f"UPDATE many{number} SET status = 'paid'")
-    timed(f"100 changes in each of {tables} tables, from the log", 100 * tables, "run")
+    yield timed(f"100 changes in each of {tables} tables, from the log", 100 * tables, "run")
     line.lockstep("verify", "--target", "lake")
-    return found
 
 
 def changed_rows(catalog: Catalog, count: int) -> pa.Table:
@@ -133,14 +165,13 @@ def upserted(line: Line, count: int) -> float:
     return time.perf_counter() - began_s
 
 
-def merged(line: Line, count: int) -> tuple[float, float]:
-    """Seconds of Spark's start, and of the MERGE in a warm session."""
+def merged(line: Line, count: int) -> float:
+    """Seconds of the faster of two MERGEs in a session that has filled the table."""
     from pyspark.sql import SparkSession
 
     rows = changed_rows(line.catalog, count)
     pq.write_table(rows.drop_columns(["_cdc_version"]), line.root / "changes.parquet")
     jars = ",".join(map(str, fetch(ICEBERG).glob("*.jar")))
-    began_s = time.perf_counter()
     settings = {
         "spark.jars": jars, "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "3g",
@@ -152,7 +183,6 @@ def merged(line: Line, count: int) -> tuple[float, float]:
     for name, value in settings.items():
         builder = builder.config(name, value)
     with builder.getOrCreate() as spark:
-        started_s = time.perf_counter() - began_s
         every = line.root / "rows.parquet"
         present = line.catalog.load_table("shop.orders").scan().to_arrow()
         pq.write_table(present.drop_columns(["_cdc_version"]), every)
@@ -165,7 +195,7 @@ def merged(line: Line, count: int) -> tuple[float, float]:
             began_s = time.perf_counter()
             spark.sql(MERGE)
             seconds.append(time.perf_counter() - began_s)
-    return started_s, min(seconds)
+    return min(seconds)
 
 
 def main() -> None:
@@ -178,21 +208,20 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="bench-lake-") as folder, MariaDb.start(server_id=1) as source:
         line = Line(Path(folder), source)
+        os.environ |= {"SOURCE": source.url, "LAKE": line.uri}
         source.run("CREATE DATABASE bench")
-        lines = ["| what | changes | seconds | changes/s |", "|---|---|---|---|"]
+        lines = ["| what | changes | seconds | changes/s | CPU of a change |", "|---|---|---|---|---|"]
 
-        def add(what: str, count: int, seconds: float) -> None:
-            lines.append(f"| {what} | {count:,} | {seconds:.1f} | {count / seconds:,.0f} |")
+        def add(figure: Figure) -> None:
+            cpu = "–" if figure.cpu_s is None else f"{figure.cpu_s / figure.changes * 1e6:.1f} µs"
+            rate = figure.changes / figure.seconds
+            lines.append(f"| {figure.what} | {figure.changes:,} | {figure.seconds:.1f} | {rate:,.0f} | {cpu} |")
             print(lines[-1], flush=True)
 
         for figure in figures(line, given.rows, given.changes, given.tables):
-            add(*figure)
-        peers: Mapping[str, Callable[[], tuple[int, float]]] = {
-            "peer: Spark's MERGE INTO, in a warm session": lambda: (given.changes, merged(line, given.changes)[1]),
-            "peer: PyIceberg's upsert": lambda: (UPSERTED, upserted(line, UPSERTED)),
-        }
-        for what, work in peers.items():
-            add(what, *work())
+            add(figure)
+        add(Figure("peer: Spark's MERGE INTO, Spark started before", given.changes, merged(line, given.changes)))
+        add(Figure("peer: PyIceberg's upsert", UPSERTED, upserted(line, UPSERTED)))
         if given.write:
             keep("lake", f"{machine(source, load)}\n\n" + "\n".join(lines))
 

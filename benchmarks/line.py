@@ -187,8 +187,8 @@ WORKLOADS = (
     Workload("inserts", "inserts into an empty table", 1_000_000, inserted),
     Workload("inserts_4", "inserts into four empty shards", 1_000_000, inserted, shards=4),
     Workload("updates_4", "updates of all rows of four shards", 1_000_000, updated, shards=4, before=inserted),
-    Workload("large_4", "inserts into four empty shards, more than the driver holds", 5_000_000, inserted, shards=4),
-    Workload("large_50", "inserts into 50 empty tables, more than the driver holds", 5_000_000, spread(50), tables=50),
+    Workload("large_4", "inserts into four empty shards", 5_000_000, inserted, shards=4),
+    Workload("large_50", "inserts into 50 empty tables", 5_000_000, spread(50), tables=50),
     Workload("keys", "changes of three tenths as many keys, only merged", 10_000_000, rewritten, merged=True),
     Workload("own_keys", "changes of as many keys, only merged", 10_000_000, inserted, merged=True),
     Workload("one_key", "changes of one key, only merged", 3_000_000, repeated(0), merged=True),
@@ -290,7 +290,9 @@ class Watch:
         program = Path(command[0]).name
         if program == "java":
             return "jvm"
-        if program.startswith("python") and any("pyspark.daemon" in one or "pyspark/daemon" in one for one in command):
+        if program.startswith("python") and any(
+            "pyspark.daemon" in argument or "pyspark/daemon" in argument for argument in command
+        ):
             return "workers"
         return ""
 
@@ -363,6 +365,7 @@ class Place:
                 Driver(self.pipeline, store, master=self.pipeline.spark.master, output=output) as spark,
                 suppress(_Enough),
             ):
+                spark.load_ahead()
                 progress = Marked(began)
                 result = apply(OpenPipeline(self.pipeline, meta, store, progress), spark, "line")
                 began("end")
@@ -426,7 +429,7 @@ def placed(workload: Workload, kind: str, spark: SparkOptions) -> Iterator[Place
         start(server_id=10, options=options) as target,
     ):
         folder = Path(name)
-        digits = " UNION ALL ".join(f"SELECT {one} d" for one in range(10))
+        digits = " UNION ALL ".join(f"SELECT {digit} d" for digit in range(10))
         statements = [
             f"CREATE DATABASE {SOURCE_DATABASE}", f"USE {SOURCE_DATABASE}", "CREATE TABLE n (n INT PRIMARY KEY)",
             f"INSERT INTO n SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d FROM ({digits}) a, ({digits}) b, "
@@ -468,7 +471,7 @@ def decoded(place: Place, known: frozenset[str]) -> dict[str, list[tuple[Any, ..
     """The rows of each table as Python objects, in the order of the log. known: manifests to leave out."""
     store = open_stage(place.pipeline.stage)
     found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    notes = {one.name for one in BOOKKEEPING} | {"_before"}
+    notes = {column.name for column in BOOKKEEPING} | {"_before"}
     for path in sorted(place.manifests() - known):
         for part in Manifest.from_bytes(store.get(path)).parts:
             with store.open_input(part.path) as file:
@@ -621,7 +624,7 @@ def main() -> None:
         "--conf", action="append", default=[], metavar="NAME=VALUE", help="as in spark.conf; repeatable"
     )
     chosen = parser.parse_args()
-    spark = SparkOptions(master=chosen.master, conf=dict(one.split("=", 1) for one in chosen.conf))
+    spark = SparkOptions(master=chosen.master, conf=dict(setting.split("=", 1) for setting in chosen.conf))
     names = [workload.name for workload in WORKLOADS if not (chosen.quick and workload.tables > 1_000)]
     if chosen.only:
         names = chosen.only.split(",")

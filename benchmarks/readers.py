@@ -174,8 +174,8 @@ def main() -> None:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     found |= {
         "process": time.perf_counter() - began_s,
-        "process_cpu": sum(one.ru_utime + one.ru_stime for one in used),
-        "rss_mib": max(one.ru_maxrss for one in used) / 1024,
+        "process_cpu": sum(usage.ru_utime + usage.ru_stime for usage in used),
+        "rss_mib": max(usage.ru_maxrss for usage in used) / 1024,
     }
     print(json.dumps(found))
 

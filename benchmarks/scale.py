@@ -164,8 +164,8 @@ def main() -> None:
         cpu_s, store.calls = time.process_time(), Counter()
         made = [a_batch(store, number, schemas) for number in range(asked.batches)]
         staged_s, puts = time.process_time() - cpu_s, store.puts
-        text = sum(len(one.to_bytes()) for one in made)
-        parts = sum(one.size_bytes for one in made)
+        text = sum(len(manifest.to_bytes()) for manifest in made)
+        parts = sum(manifest.size_bytes for manifest in made)
         cpu_s, store.calls = time.process_time(), Counter()
         record = compact(store, made, epoch=1, created_us=0, level=1)
         compacted_s = time.process_time() - cpu_s

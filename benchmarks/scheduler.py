@@ -168,9 +168,9 @@ def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int) -> list[M
             seen = len(ended)
             change(source)
         for run_id in ended:
-            if run_id not in found and (one := measured(airflow, run_id)) is not None:
-                found[run_id], deadline_s = one, time.monotonic() + PATIENCE_S
-                print(f"{run_id}: {one.took_s:.1f} s", file=sys.stderr)
+            if run_id not in found and (run := measured(airflow, run_id)) is not None:
+                found[run_id], deadline_s = run, time.monotonic() + PATIENCE_S
+                print(f"{run_id}: {run.took_s:.1f} s", file=sys.stderr)
         time.sleep(1)
     with Meta.open(meta_url, PIPELINE_NAME) as meta:
         for run_id in found:
@@ -182,14 +182,15 @@ def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int) -> list[M
 
 def text_of(found: Sequence[Measured]) -> str:
     times: dict[str, list[tuple[float, float]]] = {}
-    for one in found:
-        for name, waited_s, ran_s in one.times():
+    for run in found:
+        for name, waited_s, ran_s in run.times():
             times.setdefault(name, []).append((waited_s, ran_s))
     rows = [
-        (name, median(one[0] for one in of_task), median(one[1] for one in of_task)) for name, of_task in times.items()
+        (name, median(pair[0] for pair in of_task), median(pair[1] for pair in of_task))
+        for name, of_task in times.items()
     ]
     waited, ran = sum(row[1] for row in rows), sum(row[2] for row in rows)
-    took = median(one.took_s for one in found)
+    took = median(run.took_s for run in found)
     return "\n".join(
         [
             "| task | waits for Airflow | runs |",

@@ -107,7 +107,7 @@ class Application:
 
 def filled(server: SqlServer, rows: int) -> None:
     """rows: of each table."""
-    digits = " UNION ALL ".join(f"SELECT {one} d" for one in range(10))
+    digits = " UNION ALL ".join(f"SELECT {digit} d" for digit in range(10))
     execute(
         server, f"CREATE DATABASE {DATABASE}", f"CREATE TABLE {DATABASE}.n (n INT PRIMARY KEY)",
         f"INSERT INTO {DATABASE}.n SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d "

@@ -120,7 +120,9 @@ def ways(source: MariaDb, target: MariaDb, root: Path, environ: dict[str, str]) 
         ]  # fmt: skip
     program = reladiff()
     if program is not None:
-        of, to = (f"mysql://{one.user}:{one.password}@127.0.0.1:{one.port}/bench" for one in (source, target))
+        of, to = (
+            f"mysql://{server.user}:{server.password}@127.0.0.1:{server.port}/bench" for server in (source, target)
+        )
         found["reladiff"] = [str(program), of, "orders", to, "orders", "-k", "id", "-c", "%", "-s"]
     return found
 
@@ -152,18 +154,18 @@ def run(rows: int, turns: int, said: Callable[[str], None]) -> dict[str, Any]:
         for turn in range(turns + 1):
             for name, command in commands.items():
                 try:
-                    one = measured(source, target, command, environ)
+                    figures = measured(source, target, command, environ)
                 except subprocess.CalledProcessError as error:
                     said(f"{name}: {(error.stderr or error.stdout).decode(errors='replace')[-600:]}")
                     continue
                 if turn:  # the first fills the servers' caches
-                    found.setdefault(name, []).append(one)
+                    found.setdefault(name, []).append(figures)
         said_of = machine(source, load_before)
         return {
             "rows": rows,
             "turns": turns,
             "machine": said_of,
-            "ways": {name: medians(one) for name, one in found.items()},
+            "ways": {name: medians(results) for name, results in found.items()},
         }
 
 

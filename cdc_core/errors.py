@@ -291,7 +291,7 @@ def worst(errors: Sequence[LockstepError]) -> LockstepError:
 
 def severity(kind: type[LockstepError]) -> type[LockstepError]:
     """The one of the five classes that an error's class belongs to."""
-    return next((one for one in SEVERITY if issubclass(kind, one)), InternalError)
+    return next((base for base in SEVERITY if issubclass(kind, base)), InternalError)
 
 
 def _kinds(kind: type[LockstepError] = LockstepError) -> dict[str, type[LockstepError]]:
@@ -313,8 +313,9 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
         return parts[0]
     grave = worst(parts)
     what = "; ".join(
-        f"({number}) {one.what.rstrip('.')}" + (f" [at {one.where}]" if one.where and one.where not in one.what else "")
-        for number, one in enumerate(parts, 1)
+        f"({number}) {part.what.rstrip('.')}"
+        + (f" [at {part.where}]" if part.where and part.where not in part.what else "")
+        for number, part in enumerate(parts, 1)
     )
     made = severity(type(grave))(
         f"{len(parts)} problems: {what}.",

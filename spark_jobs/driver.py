@@ -86,7 +86,9 @@ class Driver:
         given = (self._pipeline, job.plan, self._store, job.merge_set, job.target)
         with self._doing(job.name):
             made = Job(self._session, *given)
-            self._shown = f"{job.name}: {some_of([one.table for one in made.tables() if one.files], _SHOWN_TABLES)}"
+            self._shown = (
+                f"{job.name}: {some_of([table.table for table in made.tables() if table.files], _SHOWN_TABLES)}"
+            )
             began_s = time.monotonic()
             work_of(job.name, lake=job.target is not None and isinstance(made.target, IcebergTarget))(made)
             by = "the driver" if self._spark is None else "Spark"
@@ -105,6 +107,10 @@ class Driver:
         for name in SPARK_JOBS:
             work_of(name)
         import spark_jobs.suite_runner  # noqa: F401
+
+    def load_ahead(self) -> None:
+        """Imports it beside what comes before the job that needs it."""
+        threading.Thread(target=self.load, daemon=True).start()
 
     @contextmanager
     def _doing(self, name: str) -> Iterator[None]:

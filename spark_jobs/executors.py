@@ -84,7 +84,7 @@ def on_executors(
     results: list[list[Result]] = [[] for _ in given]
     for at, value in zip(found.column("at").to_pylist(), found.column("value"), strict=True):
         results[at].append(pickle.loads(value.as_py()))
-    return [one for several in results for one in several]
+    return [result for several in results for result in several]
 
 
 _ROWS = pa.schema([("at", pa.int32()), ("value", pa.binary())])

@@ -101,11 +101,11 @@ def classified(
 
 def _marks(destination: Destination, sessions: ShardSessions) -> dict[str, int]:
     """The latest batch of each source whose changes a shard has."""
-    found: dict[str, int] = {}
+    marks: dict[str, int] = {}
     for shard in destination.shards:
         with sessions.of(shard).cursor() as cursor:
-            found = _later(found, marks_of(cursor, shard.facts))
-    return found
+            marks = _later(marks, marks_of(cursor, shard.facts))
+    return marks
 
 
 def _later(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
@@ -217,10 +217,10 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
     classes: Counter[str] = Counter()
     latest: dict[str, int] = {}
 
-    def rows_of(found: Iterable[Classified]) -> Iterator[pa.RecordBatch]:
-        for one in found:
-            latest.update(_later(latest, one.latest))
-            yield one.rows
+    def rows_of(parts: Iterable[Classified]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            latest.update(_later(latest, part.latest))
+            yield part.rows
 
     def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
         # A task that Spark runs again writes files of its own; the driver keeps those of the one that counts.
@@ -233,8 +233,8 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
         if source.metadata.num_rows and not destination.key:
             latest = _marks(destination, place.sessions)
         batches = source.iter_batches(BATCH_ROWS)
-        found = classified(batches, destination, place.sessions, place.scratch, merged.removing)
-        for rows in _gathered(rows_of(found)):
+        judged = classified(batches, destination, place.sessions, place.scratch, merged.removing)
+        for rows in _gathered(rows_of(judged)):
             for count in pc.value_counts(rows.column(CLASS)).to_pylist():
                 classes[count["values"]] += count["counts"]
             stale = pc.equal(rows.column(CLASS), RowClass.STALE)
@@ -253,7 +253,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
-        if sum(one.nbytes for one in waiting) >= RUN_BYTES:
+        if sum(piece.nbytes for piece in waiting) >= RUN_BYTES:
             yield pa.Table.from_batches(waiting)
             waiting = []
     if waiting:

@@ -103,10 +103,11 @@ def _span(run: _Run, name: str) -> tuple[int, int] | None:
     file, groups = run
     known = [_statistics(file, group, name) for group in groups]
     if not known or not all(
-        one and one.has_min_max and isinstance(one.min, int) and not one.null_count for one in known
+        statistics and statistics.has_min_max and isinstance(statistics.min, int) and not statistics.null_count
+        for statistics in known
     ):
         return None
-    return min(one.min for one in known), max(one.max for one in known)
+    return min(statistics.min for statistics in known), max(statistics.max for statistics in known)
 
 
 def _statistics(file: pq.ParquetFile, number: int, name: str) -> Any:

@@ -175,12 +175,12 @@ class Job:
     def merge_counts(self) -> dict[str, MergeCounts]:
         """The counts of the set's tables, by name."""
         raw = self.store.get(counts_path(self.plan.merged_folder(self.merge_set.name)))
-        return {one.table: one for one in counts_from_bytes(raw, MergeCounts)}
+        return {counts.table: counts for counts in counts_from_bytes(raw, MergeCounts)}
 
     @cached_property
     def _filter_counts(self) -> dict[str, FilterCounts]:
         raw = self.store.get(counts_path(self.plan.filtered_folder(self.target.name)))
-        return {one.table: one for one in counts_from_bytes(raw, FilterCounts)}
+        return {counts.table: counts for counts in counts_from_bytes(raw, FilterCounts)}
 
     def _counted(self, folder: str, counts: MergeCounts | FilterCounts | None) -> list[str]:
         """Each table has some files, if only an empty one."""

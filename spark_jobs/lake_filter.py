@@ -68,16 +68,18 @@ def apply_filter(job: Job) -> None:
         paths, removing = job.merged_files(table), job.merge_counts[table.table].truncates
         folders = job.filtered(table.table), job.rejected(table.table)
         versions = tuple(map(bytes.fromhex, removing))
-        pieces += [_MergedRows(table.table, table.rows // len(paths), one, *folders, versions) for one in paths]
+        pieces += [
+            _MergedRows(table.table, table.rows // len(paths), merged_path, *folders, versions) for merged_path in paths
+        ]
     parts = all_results(in_tasks(job, pieces, in_place(job, work)))
     counts, staged = [], StagedEnds(job.store)
     for table in tables:
         mine, own = [part for part in parts if part.table == table.table], f"{job.filtered(table.table)}/"
-        latest = {source: max(one.latest.get(source, 0) for one in mine) for one in mine for source in one.latest}
+        latest = {source: max(other.latest.get(source, 0) for other in mine) for part in mine for source in part.latest}
         if (ahead := staged.behind(latest, table.table, name)) is not None:
             raise ahead
-        classes = sum((Counter(one.classes) for one in mine), Counter[str]())
-        files = sorted(path for one in mine for path in one.paths if path.startswith(own))
+        classes = sum((Counter(part.classes) for part in mine), Counter[str]())
+        files = sorted(path for part in mine for path in part.paths if path.startswith(own))
         counts.append(
             FilterCounts(
                 table.table,

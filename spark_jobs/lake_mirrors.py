@@ -39,7 +39,7 @@ class OpenMirror:
     @property
     def base(self) -> BaseSnapshots:
         rows, tombstones = (
-            one.snapshot.snapshot_id if one.snapshot is not None else None for one in (self.rows, self.tombstones)
+            files.snapshot.snapshot_id if files.snapshot is not None else None for files in (self.rows, self.tombstones)
         )
         return BaseSnapshots(self.tables.rule.logical, self.tables.rows.name(), rows, tombstones)
 
@@ -58,7 +58,7 @@ def lake(job: Job) -> IcebergTarget:
 def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, OpenMirror]]:
     """The mirrors as readers see them now, by logical table. Raises what opening them raises; Refused (run.clear_task)
     for one that has not the columns of the run's rows."""
-    target, found = lake(job), dict[str, OpenMirror]()
+    target, mirrors = lake(job), dict[str, OpenMirror]()
     with open_catalog(target) as catalog:
         with catalog_answers(target):
             for table in tables:
@@ -73,8 +73,8 @@ def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, O
                         remedy=repeat_from("plan"),
                     )
                 live = there.live()
-                found[table.table] = OpenMirror(there, live, there.mirror(*live[:2]))
-        yield found
+                mirrors[table.table] = OpenMirror(there, live, there.mirror(*live[:2]))
+        yield mirrors
 
 
 def keep_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
@@ -86,9 +86,9 @@ def keep_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
 def require_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
     """Raises Refused (run.clear_task) where readers see other snapshots now than when rows were filtered."""
     kept = parsed(list[BaseSnapshots], job.store.get(lake_path(job.plan.filtered_folder(job.target.name))))
-    known = {one.table: one for one in kept}
+    bases = {base.table: base for base in kept}
     for table, mirror in mirrors.items():
-        if known.get(table) != mirror.base:
+        if bases.get(table) != mirror.base:
             raise Refused(
                 f"{mirror.name} has another snapshot than when the run's rows were filtered.",
                 where=mirror.name,

@@ -25,7 +25,6 @@ from cdc_core.targets.tables.compare_columns import DIFFERS, LEFT_BEHIND, MISSIN
 from spark_jobs.job import Job
 from spark_jobs.lake_mirrors import OpenMirror, open_mirrors
 from spark_jobs.quality_rows import (
-    BATCH_ROWS,
     KEY,
     OUTCOME,
     SHARD_NAME,
@@ -52,14 +51,15 @@ class _Sampled:
 
 def mirror_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> JudgedRows:
     written = parsed(list[LakeSnapshot], job.store.get(lake_path(job.plan.written_folder(job.target.name))))
-    made = {one.identifier: one.snapshot for one in written}
+    made = {snapshot.identifier: snapshot.snapshot for snapshot in written}
     with open_mirrors(job, tables) as opened:
-        mirrors = {name: _as_written(one, made) for name, one in opened.items()}
+        mirrors = {name: _as_written(mirror, made) for name, mirror in opened.items()}
 
     def work(file: _Sampled, place: Place) -> Iterator[pa.Table]:
         mirror = mirrors[file.table]
         with place.store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
-            for batch in spaced(parquet.iter_batches(BATCH_ROWS), file.first, sample.every):
+            # As a whole: each batch reads the row groups of the mirror that its keys are among.
+            for batch in spaced(parquet.read().combine_chunks().to_batches(), file.first, sample.every):
                 found = outcomes(mirror, pa.Table.from_batches([batch]))
                 columns = {
                     TABLE: pa.repeat(mirror.table, batch.num_rows),
@@ -76,13 +76,13 @@ def mirror_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> Judge
     return JudgedRows(sample.rows, TARGET_ROWS, pieces, in_place(job, work))
 
 
-def _as_written(one: OpenMirror, made: Mapping[tuple[str, ...], int]) -> Mirror:
+def _as_written(mirror: OpenMirror, made: Mapping[tuple[str, ...], int]) -> Mirror:
     live = []
-    for base in (one.rows, one.tombstones):
+    for base in (mirror.rows, mirror.tombstones):
         number = made.get(tuple(base.table.name()))
         snapshot = base.snapshot if number is None else base.table.metadata.snapshot_by_id(number)
         live.append(LiveFiles(base.table, snapshot, base.key))
-    return one.tables.mirror(live[0], live[1])
+    return mirror.tables.mirror(live[0], live[1])
 
 
 def outcomes(mirror: Mirror, rows: pa.Table) -> list[str]:
@@ -109,7 +109,7 @@ def outcomes(mirror: Mirror, rows: pa.Table) -> list[str]:
     at = np.flatnonzero((upserts & equal) | as_deleted)
     judged[at[_differ(mirror, mine.take(pa.array(at)), found_rows, at)]] = DIFFERS
     found[np.flatnonzero(keyed)] = judged
-    return [str(one) for one in found.tolist()]
+    return [str(outcome) for outcome in found.tolist()]
 
 
 def _newest(versions: pa.BinaryArray, tombstones: pa.BinaryArray) -> npt.NDArray[np.bool_]:

@@ -175,7 +175,7 @@ def _write_to(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, Open
 
 
 def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenMirror]) -> dict[str, _NewFiles]:
-    places = {name: one.mirror for name, one in mirrors.items()}
+    places = {name: opened.mirror for name, opened in mirrors.items()}
     logs = _change_logs(mirrors)
     pieces: list[_RowsToWrite | _Truncated | _Staged] = []
     for table in tables:
@@ -185,9 +185,9 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
         removing = tuple(map(bytes.fromhex, job.merge_counts[table.table].truncates))
         # The mirror may have rows of before a TRUNCATE that the tombstones know: it was rolled back alone, or the run
         # that knew it was killed between the two.
-        pieces += [_Truncated(table.table, one, False, removing) for one in mirror.live if removing]
+        pieces += [_Truncated(table.table, file, False, removing) for file in mirror.live if removing]
         fresh = tuple(fresh_truncates(mirror, removing))
-        pieces += [_Truncated(table.table, one, True, fresh) for one in mirror.buried if fresh]
+        pieces += [_Truncated(table.table, file, True, fresh) for file in mirror.buried if fresh]
         if table.table in logs:
             rule = TableRule(change_columns(job, table), table.key)
             pieces += [_Staged(table.table, event, rule) for event in files_of_events(job, table)]
@@ -201,13 +201,13 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
         else:
             yield _of_truncates(mirror, piece)
 
-    found = {table.table: _NewFiles(table.table) for table in tables}
+    files = {table.table: _NewFiles(table.table) for table in tables}
     with job.reading_staged():
         for result in all_results(in_tasks(job, pieces, in_place(job, work))):
-            found[result.table] += result
+            files[result.table] += result
     for name in logs:
-        _require_all(job, name, found[name].counts)
-    return found
+        _require_all(job, name, files[name].counts)
+    return files
 
 
 def _change_logs(mirrors: Mapping[str, OpenMirror]) -> dict[str, ChangeRows]:
@@ -257,13 +257,13 @@ def _of_truncates(mirror: Mirror, piece: _Truncated) -> _NewFiles:
     return _NewFiles(piece.table, ended=found) if files.flagged else _NewFiles(piece.table, gone=found)
 
 
-def _of_changes(known: ChangeRows, piece: _Staged, place: Place) -> _NewFiles:
-    found = _NewFiles(piece.table)
+def _of_changes(change_rows: ChangeRows, piece: _Staged, place: Place) -> _NewFiles:
+    files = _NewFiles(piece.table)
     for events in file_events(place.store, piece.file, piece.rule):
-        rows = new_rows(known, events)
-        found.changes += write_rows(known.files, rows)
-        found.counts.update(changes=events.num_rows, appended=rows.num_rows)
-    return found
+        rows = new_rows(change_rows, events)
+        files.changes += write_rows(change_rows.files, rows)
+        files.counts.update(changes=events.num_rows, appended=rows.num_rows)
+    return files
 
 
 Table = tuple[str, int]
@@ -279,24 +279,24 @@ def _changes(
     logs = _change_logs(mirrors)
     due: dict[Table, ChangeDue] = {}
     pieces: list[_Rewriting | _Ended] = []
-    for name, one in written.items():
+    for name, files in written.items():
         mirror, truncates = mirrors[name].mirror, tuple(map(bytes.fromhex, job.merge_counts[name].truncates))
         places |= {(name, 0): mirror.rows, (name, 1): mirror.tombstones}
-        ended = left_to_truncates(one.ended, one.gone)
+        ended = left_to_truncates(files.ended, files.gone)
         pieces += [_Ended(name, each, ended[each.path], truncates) for each in mirror.live if each.path in ended]
-        one += _NewFiles(name, gone=ended)
-        due[name, 0] = change_due(mirror.live, one.rows, one.gone)
-        due[name, 1] = change_due(mirror.buried, one.tombstones, one.dug_up)
+        files += _NewFiles(name, gone=ended)
+        due[name, 0] = change_due(mirror.live, files.rows, files.gone)
+        due[name, 1] = change_due(mirror.buried, files.tombstones, files.dug_up)
         if name in logs:
             places[name, 2] = logs[name].files
-            due[name, 2] = change_due(logs[name].live, one.changes, {})
-    pieces += [_Rewriting(*at, rewrite) for at, one in due.items() for rewrite in one.rewrites]
+            due[name, 2] = change_due(logs[name].live, files.changes, {})
+    pieces += [_Rewriting(*at, rewrite) for at, change in due.items() for rewrite in change.rewrites]
 
     def work(piece: _Rewriting | _Ended, place: Place) -> Iterator[tuple[Table, list[NewFile]]]:
         if isinstance(piece, _Ended):
             at = piece.table, 0
-            rows = truncated_rows(places[at], piece.file, piece.positions, piece.truncates)
-            yield at, list(write_rows(places[at], rows))
+            for rows in truncated_rows(places[at], piece.file, piece.positions, piece.truncates):
+                yield at, list(write_rows(places[at], rows))
         else:
             at = piece.table, piece.part
             yield at, rewritten(places[at], piece.rewrite)
@@ -304,7 +304,7 @@ def _changes(
     renewed: dict[Table, list[NewFile]] = defaultdict(list)
     for at, new in all_results(in_tasks(job, pieces, in_place(job, work))):
         renewed[at] += new
-    found: dict[str, list[FileChange]] = defaultdict(list)
+    changes: dict[str, list[FileChange]] = defaultdict(list)
     for at, change in due.items():
-        found[at[0]].append(change.done(renewed[at]))
-    return found
+        changes[at[0]].append(change.done(renewed[at]))
+    return changes

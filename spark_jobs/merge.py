@@ -1,9 +1,9 @@
 """Merge: finds the last change of each key among all staged changes of a run; cdc_core/history says what that is.
 
-All tables of a set are one Spark job of two stages. A task of the first reads a staged file of a large table and splits
-its events by key; Spark shuffles these pieces, which it does not look into; a task of the second has a part of a large
-table's keys, or several small tables, whose files it reads itself, and writes files of merged rows. The driver does a
-small run itself, by the same functions.
+All tables of a set are one Spark job of two stages. A task of the first reads a staged file of a large table, or a
+share of a large one, and splits its events by key; Spark shuffles these pieces, which it does not look into; a task of
+the second has a part of a large table's keys, or several small tables, whose files it reads itself, and writes files of
+merged rows. The driver does a small run itself, by the same functions.
 """
 
 from __future__ import annotations
@@ -176,7 +176,12 @@ def _by_spark(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
 def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     stage = job.pipeline.stage
     firsts = np.cumsum([0, *(table.parts.count for table in tables)]).tolist()
-    reads = [_Read(number, file) for number, table in enumerate(tables) for file in table.files]
+    reads = [
+        _Read(number, share)
+        for number, table in enumerate(tables)
+        for file in table.files
+        for share in file.shares(job.parallelism)
+    ]
     units = packed(reads, most_tasks(job))
 
     def cut(unit: Sequence[tuple[int, _Read]]) -> Iterator[Iterator[tuple[int, pa.Table]]]:
@@ -197,22 +202,22 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
             done = _merged(files, table, history)
         yield number, done
 
-    found = [_Merged() for _ in tables]
-    for number, one in shuffled(job.spark, units, cut, firsts[-1], work):
-        found[number] += one
-    return found
+    results = [_Merged() for _ in tables]
+    for number, merged in shuffled(job.spark, units, cut, firsts[-1], work):
+        results[number] += merged
+    return results
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A file of a large table, by its number."""
+    """A file of a large table, or a share of one; by the table's number."""
 
     table: int
     file: FileOfEvents
 
     @property
     def rows(self) -> int:
-        return self.file.part.size_bytes // _FILE_BYTES_A_ROW
+        return self.file.part.size_bytes // self.file.share[1] // _FILE_BYTES_A_ROW
 
 
 def _whole(store: ObjectStore, files: StepFiles, table: _Table) -> _Merged:
@@ -225,10 +230,10 @@ def _whole(store: ObjectStore, files: StepFiles, table: _Table) -> _Merged:
 
 
 def _merged(files: StepFiles, table: _Table, history: History) -> _Merged:
-    found = history.merged()
-    removing = versions(table.truncates, found.truncates)
-    rows = found.rows if table.rule.key else each_copy(found.rows)
-    paths = tuple(_written(files, table, found.rows)) if rows.num_rows else ()
+    merged = history.merged()
+    removing = versions(table.truncates, merged.truncates)
+    rows = merged.rows if table.rule.key else each_copy(merged.rows)
+    paths = tuple(_written(files, table, merged.rows)) if rows.num_rows else ()
     return _Merged(paths, history.counts, rows.num_rows, removing)
 
 

@@ -45,7 +45,9 @@ def check_executors(spark: SparkSession, master: str, pipeline: Pipeline, store:
         )
     stage, folder, mark = pipeline.stage, f".probe/{uuid.uuid4().hex}", uuid.uuid4().bytes
     servers = {
-        f"target {target.name}, {one}": resolve(one) for target in pipeline.databases for one in target.connections
+        f"target {target.name}, {connection}": resolve(connection)
+        for target in pipeline.databases
+        for connection in target.connections
     }
 
     lake = len(pipeline.databases) < len(pipeline.targets)
@@ -78,6 +80,7 @@ def _looked(stage: StageConfig, folder: str, mark: bytes, number: int, servers: 
     """On an executor: its host."""
     import spark_jobs.filter
     import spark_jobs.merge
+    import spark_jobs.suite_parts
     import spark_jobs.write  # noqa: F401
 
     host = socket.gethostname()

@@ -1,6 +1,6 @@
 """Quality: the suites of expectations/ over the run's staged and merged rows, and over what the target now has.
 
-The suites judge the rows that quality_rows.py gives, few of them in memory, many by Spark.
+The suites judge the rows that quality_rows.py gives, few of them in the driver, many in tasks of Spark.
 Above `quality.sample_rows` evenly spaced rows are read back, and the verdict says of how many.
 Great Expectations takes seconds to import, which it does here while rows are gathered.
 Results are kept in quality/target=<t>/: <stage>.json, own-<n>.json for suites of the pipeline's own, and report.html.
@@ -20,14 +20,14 @@ from cdc_core.config import IcebergTarget
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run_plan import MergeTable, quality_report
 from spark_jobs.job import Job, log
-from spark_jobs.quality_rows import OUTCOME, JudgedRows, Sample, merged_rows, own_rows, staged_rows, target_rows
+from spark_jobs.quality_rows import JudgedRows, Sample, merged_rows, own_rows, staged_rows, target_rows
 from spark_jobs.quarantine import accepted_rows, names_aside
 from spark_jobs.report import page, summary
 from spark_jobs.step_files import clear_folder
 
 GATHERED_ROWS = 1_000_000
-"""So many rows at most of a run that Spark does are judged in memory (suite_runner.py), without the JVM; of a run that
-the driver does, all."""
+"""So many rows at most of a run that Spark does are judged in the driver (suite_runner.py); of a run that the driver
+does, all."""
 GATHERED_BYTES = 16 << 20
 """The rows that a pipeline's own suite judges: Arrow's columns, those of pandas, and what an expectation makes of them
 take four times as much."""
@@ -85,19 +85,19 @@ def _of_target(
 
 
 def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The verdicts of the three suites."""
+    """The verdicts of the three suites; rows of the later ones are gathered beside."""
     with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
         gathered = {
             stage: pool.submit(row.table, job) for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS
         }
-        from spark_jobs.suite_runner import SUITES, judge, not_good
+        from spark_jobs.suite_parts import judge_in_parts
+        from spark_jobs.suite_runner import judge_stage
 
-    for stage, row in rows.items():
-        with nullcontext(gathered[stage].result()) if stage in gathered else row.frame(job) as frame:
-            verdict = judge(frame, SUITES[stage](row.count), row.count)
-            if stage == "target" and not verdict["success"] and (bad := not_good(frame, OUTCOME)):
-                verdict["examples"] = bad
-        yield stage, verdict
+        for stage, row in rows.items():
+            if stage in gathered:
+                yield stage, judge_stage(gathered.pop(stage).result(), stage, row.count)
+            else:
+                yield stage, judge_in_parts(job, stage, row)
 
 
 def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str, dict[str, Any]]]:

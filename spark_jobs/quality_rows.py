@@ -50,7 +50,7 @@ TABLE, KEY, OUTCOME = "_table", "_key", "_outcome"
 SHARD_NAME = "_shard"
 _CODED = pa.dictionary(pa.int32(), pa.string())
 """The type of columns with few values, which are judged faster so."""
-_STAGED = pa.schema([(TABLE, _CODED), *((one.name, one.type) for one in BOOKKEEPING if not one.nullable)])
+_STAGED = pa.schema([(TABLE, _CODED), *((column.name, column.type) for column in BOOKKEEPING if not column.nullable)])
 _MERGED = pa.schema(
     [(TABLE, _CODED), (KEY, pa.string()), (OP, _CODED), (SOURCE, _CODED), (SEQ, pa.int64()), (ROW, pa.int64())]
 )
@@ -74,7 +74,7 @@ class JudgedRows:
     most: int | None = None
 
     def table(self, job: Job) -> pa.Table:
-        parts = [pa.ipc.open_stream(one).read_all() for one in self._each(job, ipc_bytes)]
+        parts = [pa.ipc.open_stream(stream).read_all() for stream in self._each(job, ipc_bytes)]
         return pa.concat_tables([self.schema.empty_table(), *parts]).unify_dictionaries()
 
     @contextmanager
@@ -122,7 +122,12 @@ class _StagedFile:
 
 def _staged_files(job: Job, table: MergeTable) -> list[_StagedFile]:
     both = zip(files_to_read(table.files), files_of_events(job, table), strict=True)
-    return [_StagedFile(table.table, one.rows, file) for one, file in both]
+    shares = 1 if job.small else job.parallelism
+    return [
+        _StagedFile(table.table, read.rows // share.share[1], share)
+        for read, file in both
+        for share in file.shares(shares)
+    ]
 
 
 def _staged(store: ObjectStore, file: FileOfEvents, names: Sequence[str]) -> Iterator[pa.Table]:
@@ -185,7 +190,10 @@ def identities(rows: pa.RecordBatch, names: Sequence[str]) -> pa.StringArray:
         found = pc.if_else(truncate, _joined(pa.repeat("\\T", rows.num_rows), origin, found), found)
     if (pc.max(pc.binary_length(found)).as_py() or 0) <= _LONGEST_IDENTITY:
         return found
-    short = (one if len(one) <= _LONGEST_IDENTITY else sha256(one.encode()).hexdigest() for one in found.to_pylist())
+    short = (
+        identity if len(identity) <= _LONGEST_IDENTITY else sha256(identity.encode()).hexdigest()
+        for identity in found.to_pylist()
+    )
     return pa.array(short, pa.string())
 
 
@@ -327,4 +335,4 @@ def _own_merged(job: Job, table: MergeTable) -> JudgedRows:
 
 def _flat(schema: pa.Schema) -> pa.Schema:
     nested = (pa.StructType, pa.MapType)
-    return pa.schema([one for one in schema if not isinstance(one.type, nested) and one.name != KEY_CHAIN])
+    return pa.schema([field for field in schema if not isinstance(field.type, nested) and field.name != KEY_CHAIN])

@@ -58,8 +58,8 @@ def others(rows: pa.RecordBatch, key: Sequence[str], names: Collection[str]) -> 
 def set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
     """Keeps the rows that the target rejects, with the reason; removes what an earlier attempt has kept."""
     folder, root = job.quarantine(table.table), job.plan.quarantine_folder(job.target.name)
-    names = pa.array([name_of(one) for one in unfit], pa.string())
-    reasons = pa.array([one.reason for one in unfit], pa.string())
+    names = pa.array([name_of(row) for row in unfit], pa.string())
+    reasons = pa.array([row.reason for row in unfit], pa.string())
 
     def kept(file: _Filtered, place: Place) -> Iterator[str]:
         found = []

@@ -19,7 +19,10 @@ def summary(name: str, verdict: Mapping[str, Any]) -> str:
     bad = [expectation for expectation in verdict["expectations"] if not expectation["success"]]
     total = len(verdict["expectations"])
     lines = [f"{_title(name, verdict)}: {_rows(verdict)}, {total - len(bad)} of {total} expectations met"]
-    lines += [f"  {one['severity']}: {_call(one)}: {json.dumps(_shown(one))[:600]}" for one in bad]
+    lines += [
+        f"  {expectation['severity']}: {_call(expectation)}: {json.dumps(_shown(expectation))[:600]}"
+        for expectation in bad
+    ]
     return "\n".join(lines)
 
 
@@ -42,7 +45,7 @@ def _section(name: str, verdict: Mapping[str, Any]) -> str:
         f"<td><code>{escape(json.dumps(_shown(expectation))) if not expectation['success'] else ''}</code>"
         for expectation in verdict["expectations"]
     )
-    examples = "".join(f"<li><code>{escape(json.dumps(one))}</code>" for one in verdict.get("examples", ()))
+    examples = "".join(f"<li><code>{escape(json.dumps(example))}</code>" for example in verdict.get("examples", ()))
     return (
         f"<h2>{escape(_title(name, verdict))}</h2><p>{escape(_rows(verdict))}</p>"
         f"<table><tr><th>result<th>severity<th>expectation<th>found{rows}</table>"
@@ -62,9 +65,10 @@ def _title(name: str, verdict: Mapping[str, Any]) -> str:
     return f"{name}, {verdict['file']} on {verdict['stage']} {verdict['table']}" if "file" in verdict else name
 
 
-def _call(one: Mapping[str, Any]) -> str:
-    return f"{one['expectation']}({', '.join(f'{name}={value}' for name, value in one['arguments'].items())})"
+def _call(expectation: Mapping[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value}" for name, value in expectation["arguments"].items())
+    return f"{expectation['expectation']}({arguments})"
 
 
-def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in one["result"].items() if value not in (None, [], {})}
+def _shown(expectation: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in expectation["result"].items() if value not in (None, [], {})}

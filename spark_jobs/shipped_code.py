@@ -24,7 +24,7 @@ def code_archive() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = folder / "lockstep-code.zip"
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
-        for package in ("cdc_core", "spark_jobs"):
+        for package in ("cdc_core", "spark_jobs", "lockstep_expectations"):
             root = Path(str(resources.files(package)))
             for path in sorted(root.rglob("*")):
                 if path.is_file() and "__pycache__" not in path.parts:

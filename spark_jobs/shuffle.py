@@ -76,7 +76,7 @@ def shuffled(
         if (known := found(error)) is None:
             raise
         raise known from error
-    results = [pickle.loads(one.as_py()) for one in packed]
+    results = [pickle.loads(value.as_py()) for value in packed]
     for result in results:
         if isinstance(result, CarriedError) and (known := found(result)) is not None:
             raise known

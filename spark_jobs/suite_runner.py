@@ -1,14 +1,14 @@
 """The verdict of a suite of expectations/ on rows.
 
-GX's pandas engine judges an Arrow table (0.1 s), its Spark engine a frame of Spark (3 s and more): the same suites,
-measured to give the same verdicts.
+GX's pandas engine judges an Arrow table (0.1 s), its Spark engine a frame of Spark (3 s and more), which only suites of
+a pipeline's own on large tables need: measured, both give the same verdicts.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.config import Suite
 from cdc_core.operations.apply.suites import read_suite, refused
 from spark_jobs.late_modules import late
+from spark_jobs.quality_rows import OUTCOME
 
 with late({"altair": lambda: import_module("altair"), "scipy.stats": lambda: import_module("scipy.stats")}):
     import great_expectations as gx
@@ -40,8 +40,8 @@ logging.getLogger("great_expectations.data_context.types.base").setLevel(logging
 
 _EXACT = 10**15
 """Floats tell smaller integers apart."""
-_EXAMPLES = 20
-GOOD = target.GOOD
+EXAMPLES = 20
+"""So many rows that are not good are shown."""
 SUITES = {"staged": staged.suite, "merged": merged.suite, "target": target.suite}
 
 
@@ -66,7 +66,7 @@ def _in_pandas(rows: pa.Table) -> Any:
 
 def _as_floats(decimals: pa.ChunkedArray) -> pa.ChunkedArray:
     """The decimals as floats; as they are if they have too many digits for floats to tell them apart."""
-    ends = [one.as_py() for one in pc.min_max(decimals).values()]
+    ends = [bound.as_py() for bound in pc.min_max(decimals).values()]
     if any(end is None or abs(end).scaleb(decimals.type.scale) >= _EXACT for end in ends):
         return decimals
     return decimals.cast(pa.string()).cast(pa.float64())  # a cast alone is not exact
@@ -90,7 +90,7 @@ def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) ->
         result = batch.validate(suite, result_format="SUMMARY")
     expectations = [_expectation_document(outcome) for outcome in result.results]
     return {
-        "success": all(expectation["success"] or expectation["severity"] != "critical" for expectation in expectations),
+        "success": passes(expectations),
         "suite": suite.name,
         "engine": "pandas" if gathered else "spark",
         "rows": count,
@@ -98,21 +98,26 @@ def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) ->
     }
 
 
-def not_good(rows: pa.Table | DataFrame, outcome: str) -> list[dict[str, str]]:
-    """Examples of the target's rows that are not as they should be. outcome: the column that says so."""
-    if isinstance(rows, pa.Table):
-        good = pc.is_in(rows.column(outcome), pa.array(GOOD, pa.string()))
-        bad = rows.filter(pc.invert(good)).slice(0, _EXAMPLES)
-    else:
-        bad = rows.where(~F.col(outcome).isin(*GOOD)).limit(_EXAMPLES).toArrow()
-    return [{name: str(value) for name, value in row.items()} for row in bad.to_pylist()]
+def judge_stage(rows: pa.Table, stage: str, count: int) -> dict[str, Any]:
+    """The verdict of the suite of a stage, with examples of the target's rows that are not as they should be. count:
+    how many rows there should be."""
+    verdict = judge(rows, SUITES[stage](count), count)
+    if stage == "target" and not verdict["success"]:
+        good = pc.is_in(rows.column(OUTCOME), pa.array(target.GOOD, pa.string()))
+        if bad := rows.filter(pc.invert(good)).slice(0, EXAMPLES).to_pylist():
+            verdict["examples"] = [{name: str(value) for name, value in row.items()} for row in bad]
+    return verdict
+
+
+def passes(expectations: Sequence[Mapping[str, Any]]) -> bool:
+    return all(one["success"] or one["severity"] != "critical" for one in expectations)
 
 
 def _raised(info: Mapping[str, Any]) -> bool:
     """Whether an expectation could not be evaluated. info: about the expectation, or about each of its metrics, by
     their ids."""
-    each = [info] if "raised_exception" in info else [one for one in info.values() if isinstance(one, Mapping)]
-    return any(one.get("raised_exception") for one in each)
+    each = [info] if "raised_exception" in info else [metric for metric in info.values() if isinstance(metric, Mapping)]
+    return any(metric.get("raised_exception") for metric in each)
 
 
 def _expectation_document(outcome: Any) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def in_frame(
 ) -> DataFrame:
     """The rows of the tables that the work on the pieces gives, as a frame with the types of merged rows: tasks do the
     work whenever it is read. schema: of the tables. most: as in `in_tasks`. Any error ends what reads the frame."""
-    plain = pa.schema([(one.name, merged_type(one.type)) for one in schema])
+    plain = pa.schema([(field.name, merged_type(field.type)) for field in schema])
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with begin() as work:
@@ -142,7 +142,7 @@ def in_frame(
                             for table in work(piece):
                                 yield from table.cast(plain).to_batches()
 
-    tasks = [pickle.dumps(one) for one in packed(pieces, min(most_tasks(job), most or len(pieces)))]
+    tasks = [pickle.dumps(numbered) for numbered in packed(pieces, min(most_tasks(job), most or len(pieces)))]
     given = pa.table({"at": pa.array(range(len(tasks)), pa.int32()), "given": pa.array(tasks, pa.binary())})
     spread = job.spark.createDataFrame(given).repartitionById(len(tasks), "at")
     return spread.mapInArrow(sealed(job.spark, task), from_arrow_schema(plain, prefer_timestamp_ntz=True))
@@ -180,7 +180,7 @@ def in_tasks(
     outcomes: list[Outcome[Any]]
     if job.small:
         with ThreadPoolExecutor(len(tasks), thread_name_prefix="task") as pool:
-            outcomes = [one for ended in pool.map(lambda mine: list(task(mine)), tasks) for one in ended]
+            outcomes = [outcome for ended in pool.map(lambda mine: list(task(mine)), tasks) for outcome in ended]
     else:
         outcomes = on_executors(job.spark, tasks, task)
     results: list[list[Result] | LockstepError] = [[] for _ in pieces]
@@ -224,7 +224,7 @@ def packed(pieces: Sequence[Sized], most: int) -> list[list[tuple[int, Sized]]]:
     """The numbered pieces in at most so many tasks with about as many rows each."""
     tasks: list[list[tuple[int, Sized]]] = [[] for _ in range(min(len(pieces), most))]
     load = [(0, at) for at in range(len(tasks))]
-    for number, piece in sorted(enumerate(pieces), key=lambda one: -one[1].rows):
+    for number, piece in sorted(enumerate(pieces), key=lambda numbered: -numbered[1].rows):
         weight, at = heapq.heappop(load)
         tasks[at].append((number, piece))
         heapq.heappush(load, (weight + _PIECE_ROWS + piece.rows, at))

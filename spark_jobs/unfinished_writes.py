@@ -39,7 +39,7 @@ def end_writes(job: Job, table: MergeTable) -> bool:
 
 def _unfinished(job: Job, plan: RunPlan) -> bool:
     target = job.target.name
-    batches = {batch for one in plan.targets if one.target == target for batch in one.batches}
+    batches = {batch for run in plan.targets if run.target == target for batch in run.batches}
     filtered, written = counts_path(plan.filtered_folder(target)), counts_path(plan.written_folder(target))
     return (
         not batches.isdisjoint(job.target_run.batches)

@@ -153,7 +153,7 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
             if error:
                 errors[name] = error
             else:
-                results[name] = sorted(found, key=lambda one: one.counts.shard)
+                results[name] = sorted(found, key=lambda result: result.counts.shard)
         return results
 
     with built_after(_large(job, places, tables)):
@@ -167,11 +167,11 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
     aside = folders_in(job.store, job.plan.quarantine_folder(job.target.name))
     for table in tables:
         if table.table in arrived:
-            unfit = [row for one in arrived[table.table] for row in one.unfit]
+            unfit = [row for result in arrived[table.table] for row in result.unfit]
             if unfit or job.quarantine(table.table) in aside:
                 set_aside(job, table, unfit)
             if places[table.table].moving:
-                after = {one.counts.shard: one.counts.number for one in arrived[table.table]}
+                after = {result.counts.shard: result.counts.number for result in arrived[table.table]}
                 rows = FilteredRows(paths[table.table], arrivals=False, stay=list(map(name_of, unfit)), after=after)
                 departing[table.table] = shard_pieces(job, places[table.table], rows, table.rows)
     departed = all_written(departing)
@@ -180,11 +180,11 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
             raise errors[table.table]
     counts: list[WriteCounts] = []
     for table in tables:
-        of_shard = {one.counts.shard: one.counts for one in arrived[table.table]}
-        for one in departed.get(table.table, ()):
-            left = one.counts.shard
+        of_shard = {result.counts.shard: result.counts for result in arrived[table.table]}
+        for result in departed.get(table.table, ()):
+            left = result.counts.shard
             first = of_shard.get(left) or WriteCounts(table.table, left, 0, 0, 0)
-            of_shard[left] = replace(first, number=one.counts.number)
+            of_shard[left] = replace(first, number=result.counts.number)
         counts += of_shard.values()
     return counts
 

@@ -93,11 +93,11 @@ def winners(
     """By key, what the changes leave; a truncate that counts is under TRUNCATE_KEY. apart: a row that one source has
     deleted may have moved to another before."""
     by_source: dict[str, dict[Key, Winner]] = {}
-    for change in sorted(changes, key=lambda one: (one.source, one.order)):
+    for change in sorted(changes, key=lambda change: (change.source, change.order)):
         _apply(by_source.setdefault(change.source, {}), change, names, key)
     last: dict[Key, Winner] = {}
-    for found in by_source.values():
-        for at, winner in found.items():
+    for of_source in by_source.values():
+        for at, winner in of_source.items():
             if at not in last or _rank(winner, apart) > _rank(last[at], apart):
                 last[at] = winner
     return last
@@ -128,8 +128,8 @@ def _apply(table: dict[Key, Winner], change: Change, names: Sequence[str], key: 
     had: Mapping[str, Any] = {}
     if change.op == "u":
         # A row that no change has mentioned yet is one that the history found there.
-        known = table.get(was)
-        had = known.values if known is not None and known.op == "u" else dict.fromkeys(names, Unknown(was))
+        winner = table.get(was)
+        had = winner.values if winner is not None and winner.op == "u" else dict.fromkeys(names, Unknown(was))
     if was != at:
         table[was] = Winner("d", before, *by)
     table[at] = Winner("u", {**had, **after}, *by)
@@ -141,7 +141,7 @@ def nets(changes: Iterable[Change], names: Sequence[str]) -> Counter[tuple[Any, 
     What an update did not log of the row after is as in the row before.
     """
     net: Counter[tuple[Any, ...]] = Counter()
-    for change in sorted(changes, key=lambda one: (one.source, one.order)):
+    for change in sorted(changes, key=lambda change: (change.source, change.order)):
         if change.op == "t":
             net.clear()
             continue

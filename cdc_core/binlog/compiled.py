@@ -122,9 +122,11 @@ def _stamp(file: Path, module: str) -> str:
 
 def _imported(file: Path, top: Path) -> Iterator[Path]:
     for name, several, names in _IMPORT.findall(_read(file).decode()):
-        for imported in (name, *(f"{name}.{one}" for one in re.findall(r"\w+", several or names))):
+        for imported in (name, *(f"{name}.{word}" for word in re.findall(r"\w+", several or names))):
             path = top.joinpath(*imported.split("."))
-            yield from (one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file())
+            yield from (
+                candidate for candidate in (path.with_suffix(".py"), path / "__init__.py") if candidate.is_file()
+            )
 
 
 @cache

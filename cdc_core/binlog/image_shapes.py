@@ -210,13 +210,15 @@ def require_columns(table_map: TableMap, images: RowImages) -> None:
 def image_shapes(images: RowImages, table_map: TableMap) -> list[ImageShape]:
     """The events by form, kind and bitmaps."""
     number = images.shape.astype(np.int64) * 8 + images.partial * 4 + images.kind
-    found = []
-    for one in np.unique(number):
-        pair = present_bits, after_bits = images.bitmaps[int(one) >> 3]
+    shapes = []
+    for value in np.unique(number):
+        pair = present_bits, after_bits = images.bitmaps[int(value) >> 3]
         present = scan.present_columns(present_bits, table_map.columns)
         after = scan.present_columns(after_bits or present_bits, table_map.columns)
-        found.append(ImageShape(np.flatnonzero(number == one), int(one) & 3, bool(one & 4), pair, present, after))
-    return found
+        shapes.append(
+            ImageShape(np.flatnonzero(number == value), int(value) & 3, bool(value & 4), pair, present, after)
+        )
+    return shapes
 
 
 def count_rows(table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]) -> scan.Longs:

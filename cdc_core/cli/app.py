@@ -141,7 +141,7 @@ def main() -> None:
     at_the_last(last := lambda: print_error(_interrupted(), as_json=as_json))
     try:
         # --debug may follow the command, to which it does not belong.
-        sys.argv[1:] = sorted(sys.argv[1:], key=lambda one: one != "--debug")
+        sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument != "--debug")
         code = command_tree()(prog_name="lockstep", standalone_mode=False)
     except LockstepError as error:
         code = _fail(error, as_json)

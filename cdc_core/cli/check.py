@@ -87,13 +87,13 @@ def _lines(status: str, style: str, findings: Sequence[CheckFinding]) -> list[Re
         cause = (f"{finding.error.code} {finding.error.what}" if finding.error else finding.what, finding.remedy)
         causes.setdefault(cause if status != "ok" else (str(number), ""), []).append(finding)
     made: list[RenderableType] = []
-    for found in causes.values():
+    for of_cause in causes.values():
         entry = Table.grid(padding=(0, 2))
         entry.add_column(no_wrap=True, min_width=4)
         entry.add_column(overflow="fold")
-        first = found[0]
-        subjects = ", ".join(dict.fromkeys(one.subject for one in found))
-        what = first.error.what if first.error is not None and len(found) > 1 else first.what
+        first = of_cause[0]
+        subjects = ", ".join(dict.fromkeys(finding.subject for finding in of_cause))
+        what = first.error.what if first.error is not None and len(of_cause) > 1 else first.what
         if status == "ok":
             entry.add_row(Text(status, style=style), f"{subjects}: {what}")
         else:

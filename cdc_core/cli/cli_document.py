@@ -51,8 +51,8 @@ def cli_markdown() -> str:
 
 def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     yield path, command
-    for name, one in getattr(command, "commands", {}).items():
-        yield from commands(one, f"{path} {name}")
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, f"{path} {name}")
 
 
 def _prose(text: str) -> str:
@@ -69,17 +69,19 @@ def _prose(text: str) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _is_said(one: Any) -> bool:
-    return one.metavar in _SAID_ONCE or any(name in _SAID_ONCE for name in one.opts)
+def _is_said(param: Any) -> bool:
+    return param.metavar in _SAID_ONCE or any(name in _SAID_ONCE for name in param.opts)
 
 
-def _parameter(one: Any) -> str:
-    text = (one.help or "").replace("\\[", "[")
-    if one.param_type_name == "argument":
-        return _wrapped(f"- `{one.metavar or one.name.upper()}`: {text}")
-    names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
-    default = "" if one.default in (None, False, True, 0, (), "") or callable(one.default) else f" (`{one.default}`)"
-    variable = f" [{one.envvar}]" if one.envvar else ""
+def _parameter(param: Any) -> str:
+    text = (param.help or "").replace("\\[", "[")
+    if param.param_type_name == "argument":
+        return _wrapped(f"- `{param.metavar or param.name.upper()}`: {text}")
+    names = ", ".join(f"`{name}`" for name in (*param.opts, *param.secondary_opts))
+    default = (
+        "" if param.default in (None, False, True, 0, (), "") or callable(param.default) else f" (`{param.default}`)"
+    )
+    variable = f" [{param.envvar}]" if param.envvar else ""
     return _wrapped(f"- {names}{default}: {text}{variable}")
 
 
@@ -98,11 +100,11 @@ def configuration_keys() -> str:
 def models(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
     yield path, model
     for name, field in model.model_fields.items():
-        for one in config.models_in(field.annotation):
+        for nested in config.models_in(field.annotation):
             form = str(field.annotation)
             suffix = "[]" if "tuple" in form else ".<name>" if "Mapping" in form else ""
-            kind = f" ({get_args(one.model_fields['kind'].annotation)[0]})" if "kind" in one.model_fields else ""
-            yield from models(one, f"{path}.{name}{suffix}{kind}".lstrip("."))
+            kind = f" ({get_args(nested.model_fields['kind'].annotation)[0]})" if "kind" in nested.model_fields else ""
+            yield from models(nested, f"{path}.{name}{suffix}{kind}".lstrip("."))
 
 
 def _key(name: str, field: FieldInfo) -> str:

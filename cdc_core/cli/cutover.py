@@ -61,7 +61,10 @@ def plan(call: PipelineCall, target: TargetOption = None) -> None:
         Text(f"way back: {made.way_back}"),
         Text(said),
         Text(f"writes are stopped for at most {made.budget_s:g} s (cutover.budget_s); {made.stop}"),
-        *(Text(f"{one.status}: {one.subject}: {one.what}\n      {one.remedy}") for one in made.findings),
+        *(
+            Text(f"{finding.status}: {finding.subject}: {finding.what}\n      {finding.remedy}")
+            for finding in made.findings
+        ),
     )
     if made.error is not None:
         raise typer.Exit(made.error.exit_code)
@@ -186,29 +189,29 @@ def status(call: PipelineCall) -> None:
 
     parsed = call.pipeline
     with call.meta() as meta:
-        found = meta.cutovers.latest(parsed.pipeline)
-        if found is None:
+        latest = meta.cutovers.latest(parsed.pipeline)
+        if latest is None:
             call.answer({"cutover": None}, Text("No cutover has begun."))
             return
-        alone = found.cutover_id in {cutover.cutover_id for cutover in meta.status.find().cutovers}
-        left = left_alone(found, stops=parsed.cutover.stop_with is not None) if alone else None
-        lost = _lost(call, found)
+        alone = latest.cutover_id in {cutover.cutover_id for cutover in meta.status.find().cutovers}
+        left = left_alone(latest, stops=parsed.cutover.stop_with is not None) if alone else None
+        lost = _lost(call, latest)
         more = {} if left is None else {"problem": problem_document(left)}
         said = [problem_lines(left)] if left is not None else [Text(str(lost))] if lost is not None else []
-        _shown(call, meta, found, more if lost is None else to_document(lost), *said)
+        _shown(call, meta, latest, more if lost is None else to_document(lost), *said)
     if left is not None or lost is not None:
         raise typer.Exit(DataAtRisk.exit_code)
 
 
-def _lost(call: PipelineCall, found: Cutover) -> DataAtRisk | None:
+def _lost(call: PipelineCall, cutover: Cutover) -> DataAtRisk | None:
     """The error for gates that a cutover has closed and that are open now."""
     from cdc_core.operations.cutover.work import read
     from cdc_core.targets.bookkeeping.gates import lost_gates
 
-    if found.state not in (State.SWITCHED, State.WATCH, State.COMPLETE):
+    if cutover.state not in (State.SWITCHED, State.WATCH, State.COMPLETE):
         return None
     try:
-        return lost_gates(read(found.details["tables"]).sources)
+        return lost_gates(read(cutover.details["tables"]).sources)
     except LockstepError as error:
         call.output.note(f"Lockstep could not find out whether the old tables refuse writes: {error}")
         return None
@@ -219,17 +222,19 @@ def _move(call: PipelineCall, target: str | None, step: Callable[[CutoverWork, L
     from cdc_core.operations.cutover.moving import cutover_lease
 
     with _work(call, target) as work, cutover_lease(work) as lease:
-        found = step(work, lease)
-        _shown(call, work.meta, found)
-        if found.state == State.WATCH and not work.back:
-            call.output.note(f"run the way back: lockstep run {found.way_back} --every 10s")
+        cutover = step(work, lease)
+        _shown(call, work.meta, cutover)
+        if cutover.state == State.WATCH and not work.back:
+            call.output.note(f"run the way back: lockstep run {cutover.way_back} --every 10s")
 
 
-def _shown(call: PipelineCall, meta: Meta, found: Cutover, more: Mapping[str, Any] | None = None, *said: Text) -> None:
+def _shown(
+    call: PipelineCall, meta: Meta, cutover: Cutover, more: Mapping[str, Any] | None = None, *said: Text
+) -> None:
     """more, said: what else the answer has, as a document and for people."""
     from cdc_core.operations.cutover.cutover_report import clock_line, cutover_document
 
-    document = cutover_document(meta, found, call.pipeline.cutover) | dict(more or {})
+    document = cutover_document(meta, cutover, call.pipeline.cutover) | dict(more or {})
     lines = [
         f"in this state for {duration(document['in_state_s'])}" if document["open"] else "",
         clock_line(document),
@@ -238,7 +243,7 @@ def _shown(call: PipelineCall, meta: Meta, found: Cutover, more: Mapping[str, An
         f"last error: {document['last_error']}" if document["last_error"] else "",
         document["way_back"]["said"] if document["way_back"] else "",
     ]
-    title = f"cutover {found.cutover_id} of {found.pipeline}: {found.state}"
+    title = f"cutover {cutover.cutover_id} of {cutover.pipeline}: {cutover.state}"
     call.output.answer(document, listing(title, document["steps"], "state at"), *said, *map(Text, filter(None, lines)))
 
 

@@ -188,32 +188,32 @@ def _noted(work: RolloutWork) -> dict[tuple[str, int], ShardProgress]:
     return {(shard.logical, shard.shard): shard for shard in work.opened.meta.rollouts.shards(rollout.rollout_id)}
 
 
-def _statements(one: DecidedTable) -> Iterator[str]:
-    for number, statement in enumerate(one.statements):
-        ways = sorted({foretold.ways[number] for foretold in one.foretold.values()})
-        yield f"{number + 1}. ALTER TABLE {one.logical} {statement.clauses}  -- {' or '.join(ways) or 'not foretold'}"
+def _statements(table: DecidedTable) -> Iterator[str]:
+    for number, statement in enumerate(table.statements):
+        ways = sorted({foretold.ways[number] for foretold in table.foretold.values()})
+        yield f"{number + 1}. ALTER TABLE {table.logical} {statement.clauses}  -- {' or '.join(ways) or 'not foretold'}"
 
 
-def _described(one: DecidedTable, noted: dict[tuple[str, int], ShardProgress]) -> dict[str, Any]:
+def _described(table: DecidedTable, noted: dict[tuple[str, int], ShardProgress]) -> dict[str, Any]:
     shards = []
-    for shard in one.shards:
-        known = noted.get((one.logical, shard.place.shard))
-        behind = one.behind(shard)
+    for shard in table.shards:
+        progress = noted.get((table.logical, shard.place.shard))
+        behind = table.behind(shard)
         shards.append(
             {
                 "shard": shard.place.shard,
                 "table": shard.place.name,
                 "behind": behind,
                 "definition": shard.found.digest if shard.found else "missing",
-                "differs": list(one.drift(shard)) if behind is None else [],
-                "error": known.error if known and behind != len(one.statements) else "",
+                "differs": list(table.drift(shard)) if behind is None else [],
+                "error": progress.error if progress and behind != len(table.statements) else "",
             }
         )
     return {
-        "table": one.logical,
+        "table": table.logical,
         "statements": [
-            {"clauses": statement.clauses, "ways": {server: told.ways[at] for server, told in one.foretold.items()}}
-            for at, statement in enumerate(one.statements)
+            {"clauses": statement.clauses, "ways": {server: told.ways[at] for server, told in table.foretold.items()}}
+            for at, statement in enumerate(table.statements)
         ],
         "shards": shards,
     }

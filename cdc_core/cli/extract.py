@@ -115,5 +115,5 @@ def extracted_document(source: str, result: DrainResult) -> dict[str, Any]:
         "position": result.position.to_json(),
         "complete_to": moment(result.watermark_us),
         "lag_s": None if behind_s is None else round(behind_s, 3),
-        "partial": {table: plain(one) for table, one in result.partial.items()},
+        "partial": {table: plain(coverage) for table, coverage in result.partial.items()},
     }

@@ -60,25 +60,25 @@ def forget(
     lines = [] if keys is None else read_text(keys, "keys, one a line").replace("\r\n", "\n").split("\n")
     given = [*(key or ()), *(line for line in lines if line.strip())]
     with call.opened() as ready:
-        found = erase(ready, table, given, where=where, although_it_exists=although_it_exists, dry_run=dry_run)
-    places = [{"kind": place.kind, "where": place.where, "rows": place.rows} for place in found.places]
+        report = erase(ready, table, given, where=where, although_it_exists=although_it_exists, dry_run=dry_run)
+    places = [{"kind": place.kind, "where": place.where, "rows": place.rows} for place in report.places]
     document = {
         "table": table,
-        "keys": found.keys,
-        "request": found.request,
+        "keys": report.keys,
+        "request": report.request,
         "dry_run": dry_run,
         "places": places,
-        "other_sources": list(found.others),
-        "other_tables": list(found.also),
+        "other_sources": list(report.others),
+        "other_tables": list(report.also),
     }
-    title = f"{counted(found.keys, 'key')} of {table}: {'found in' if dry_run else 'erased from'}"
+    title = f"{counted(report.keys, 'key')} of {table}: {'found in' if dry_run else 'erased from'}"
     call.answer(document, listing(title, places, "kind where rows") if places else "Nothing has rows of these keys.")
     if dry_run:
         call.output.note("nothing was erased: --dry-run")
-    for source in found.others:
+    for source in report.others:
         call.output.note(
             f"not erased: files of {table} from {source or 'elsewhere'}, which is not a source of this pipeline"
         )
-    if found.also:
-        call.output.note(f"not erased: {', '.join(found.also)}, which the same source tables feed: erase there, too")
+    if report.also:
+        call.output.note(f"not erased: {', '.join(report.also)}, which the same source tables feed: erase there, too")
     call.output.note("not looked at: your logs and exports, and backups of the stage and of the meta database")

@@ -108,8 +108,8 @@ def _answer(output: CliOutput, name: str, file: Path, made: Draft) -> None:
     document: dict[str, Any] = {
         "pipeline": name,
         "file": str(file),
-        "captured": [{"table": one, "key": list(key)} for one, key in made.captured],
-        "left_out": [{"table": one, "why": why} for one, why in made.left_out],
+        "captured": [{"table": table, "key": list(key)} for table, key in made.captured],
+        "left_out": [{"table": table, "why": why} for table, why in made.left_out],
         "start": made.start,
         "server_id": made.server_id,
         "warnings": list(made.warnings),

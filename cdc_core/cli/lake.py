@@ -64,25 +64,25 @@ def at(
     moment = _moment(call, position, gtid, time)
     chosen = one_lake(call.pipeline, target)
     cut = cut_at(call.store(), chosen, moment)
-    found, name = views_of(chosen, cut), catalog or chosen.name
+    cut_views, name = views_of(chosen, cut), catalog or chosen.name
     tables: list[dict[str, Any]] = [
         {
-            "table": one.logical,
-            "mirror": one.name,
-            "snapshot": one.snapshot,
-            "lacks": list(one.lacks),
-            "sql": one.sql(engine, name) if one.metadata and (partial or not one.lacks) else None,
+            "table": table.logical,
+            "mirror": table.name,
+            "snapshot": table.snapshot,
+            "lacks": list(table.lacks),
+            "sql": table.sql(engine, name) if table.metadata and (partial or not table.lacks) else None,
         }
-        for one in found
+        for table in cut_views
     ]
     document = {"target": chosen.name, "run": cut.run_id, "sources": dict(shown(cut)), "tables": tables}
-    lacking = [f"{one.name} is partial: {'; '.join(one.lacks)}" for one in found if one.lacks]
+    lacking = [f"{table.name} is partial: {'; '.join(table.lacks)}" for table in cut_views if table.lacks]
     read = [table for table in tables if table["sql"] is not None]
     if views is not None:
         script = [f"-- {' '.join(line.split())}" for line in lacking] + [f"CREATE SCHEMA IF NOT EXISTS {views};"]
-        for one in read:
-            view = f"{views}.{one['mirror'].rpartition('.')[2]}"
-            script.append(f"CREATE OR REPLACE VIEW {view} AS {one['sql']};")
+        for table in read:
+            view = f"{views}.{table['mirror'].rpartition('.')[2]}"
+            script.append(f"CREATE OR REPLACE VIEW {view} AS {table['sql']};")
         call.answer({**document, "script": script}, *(Text(line, no_wrap=True, overflow="ignore") for line in script))
         return
     lines = [f"{source}: {where}" for source, where in shown(cut).items()]
@@ -91,7 +91,7 @@ def at(
         *map(Text, lines),
         listing(f"cut of {cut.run_id}", tables, "mirror snapshot"),
         *map(Text, lacking),
-        *(Text(f"{one['sql']};", no_wrap=True, overflow="ignore") for one in read),
+        *(Text(f"{table['sql']};", no_wrap=True, overflow="ignore") for table in read),
     )
 
 
@@ -99,7 +99,7 @@ def _moment(call: PipelineCall, position: str | None, gtid: str | None, time: st
     from cdc_core.operations.lake.cuts_at import CutMoment
     from cdc_core.stage.as_of import parse_position
 
-    if sum(one is not None for one in (position, gtid, time)) > 1:
+    if sum(moment is not None for moment in (position, gtid, time)) > 1:
         raise _argument("Give one of --position, --gtid and --time.", "--position")
     if gtid == "":
         raise _argument("--gtid is empty.", "--gtid")

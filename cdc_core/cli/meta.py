@@ -66,7 +66,7 @@ def accept(
     (name,) = call.targets([target])
     with call.opened() as ready:
         lost = accept_writes(ready, name)
-    accepted = [{"table": one.shard, "rows": one.rows, "runs": list(one.runs)} for one in lost]
+    accepted = [{"table": writes.shard, "rows": writes.rows, "runs": list(writes.runs)} for writes in lost]
     call.answer(
         {"target": name, "accepted": accepted}, listing("accepted although these are lost", accepted, "table rows runs")
     )

@@ -77,9 +77,9 @@ def pipeline_path(name: str, folder: Path) -> Path:
     given = Path(name)
     if given.suffix in (".yaml", ".yml") or os.sep in name:
         return given
-    found = folder / f"{name}.yaml"
+    file = folder / f"{name}.yaml"
     # Messages name pipelines, so that what they advise can be pasted where the file is, too.
-    for path in (found, Path(f"{name}.yaml")):
+    for path in (file, Path(f"{name}.yaml")):
         if path.is_file():
             return path
     names = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
@@ -92,7 +92,7 @@ def pipeline_path(name: str, folder: Path) -> Path:
         )
     raise UsageError(
         f"There is no pipeline {name!r} in {folder}.",
-        where=str(found),
+        where=str(file),
         code="usage.unknown_name",
         remedy=remedy,
     )

@@ -221,9 +221,9 @@ def print_error(error: LockstepError, *, as_json: bool) -> None:
         CliOutput(as_json=True).answer(to_document(error))
         return
     console = _console(stderr=True)
-    for one in parts_of(error):
-        console.print(Text.assemble((f"{one.exit_class}: ", "bold red"), one.what), soft_wrap=True)
-        if one.where:
-            console.print(Text.assemble(("  at   ", "bold"), one.where), soft_wrap=True)
-        console.print(Text.assemble(("  fix  ", "bold green"), performable(one.remedy)), soft_wrap=True)
-        console.print(Text(f"  code {one.code} (docs/errors.md)", style="dim"), soft_wrap=True)
+    for part in parts_of(error):
+        console.print(Text.assemble((f"{part.exit_class}: ", "bold red"), part.what), soft_wrap=True)
+        if part.where:
+            console.print(Text.assemble(("  at   ", "bold"), part.where), soft_wrap=True)
+        console.print(Text.assemble(("  fix  ", "bold green"), performable(part.remedy)), soft_wrap=True)
+        console.print(Text(f"  code {part.code} (docs/errors.md)", style="dim"), soft_wrap=True)

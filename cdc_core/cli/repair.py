@@ -67,8 +67,8 @@ def repair(
         report = repair_target(
             ready, name, spark, tables or (), finding or (), path=evidence, authoritative=authoritative, dry_run=dry_run
         )
-    for one in report.unjudged:
-        call.output.note(f"that verification did not judge {one} completely: verify it again")
+    for logical in report.unjudged:
+        call.output.note(f"that verification did not judge {logical} completely: verify it again")
     _answer(call, report, dry_run=dry_run)
     call.output.leave(report.done.error)
 
@@ -88,8 +88,8 @@ def _answer(call: PipelineCall, report: RepairReport, *, dry_run: bool) -> None:
         "removed_from_wrong_shards": done.removed,
         "runs": [run.run_id for run in report.runs],
         "ledgers": [ledger_document(row.entry) for run in report.runs for row in run.ledgers],
-        "before": [one.to_document(values=True) for one in done.before.values()],
-        "after": None if done.after is None else [one.to_document(values=True) for one in done.after.values()],
+        "before": [result.to_document(values=True) for result in done.before.values()],
+        "after": None if done.after is None else [result.to_document(values=True) for result in done.after.values()],
         "equal": done.settled,
     }
     if done.error is not None:
@@ -107,9 +107,9 @@ def _answer(call: PipelineCall, report: RepairReport, *, dry_run: bool) -> None:
             omit_empty=("differ now",),
         )
     ]
-    for one in (done.after or done.before).values():
-        if one.findings:
-            shown.append(findings_table(one))
+    for result in (done.after or done.before).values():
+        if result.findings:
+            shown.append(findings_table(result))
     call.answer(document, *shown)
     if dry_run:
         output.note("nothing was staged or changed: --dry-run")

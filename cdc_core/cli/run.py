@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -90,7 +89,7 @@ def run(
     parsed = call.pipeline
     require("spark", "quality", by="lockstep run")
     again = replay or requeue is not None
-    targets = choose([one.name for one in parsed.targets], target, "target", "--target")
+    targets = choose([configured.name for configured in parsed.targets], target, "target", "--target")
     until_us = moment_us(until)
     selection = _selection(parsed, targets, begin, end, table_names, replay=replay)
     if every is not None and (until != "now" or again or staged):
@@ -112,7 +111,8 @@ def run(
 
     extracted: Mapping[str, DrainResult] = {}
     queried: Queried | None = None
-    with call.opened() as ready, driver(parsed, ready.store, ahead=True) as spark:
+    with call.opened() as ready, driver(parsed, ready.store) as spark:
+        spark.load_ahead()
         if requeue is not None:
             selection = requeued(ready.meta, ready.store, requeue, targets[0] if target else None)
         if selection is not None:
@@ -131,7 +131,8 @@ def _repeat(call: PipelineCall, targets: list[str], every_s: float) -> None:
     from cdc_core.operations.pipeline_run import run as run_whole
 
     partial_noted: set[str] = set()
-    with call.opened() as ready, driver(call.pipeline, ready.store, ahead=True) as spark:
+    with call.opened() as ready, driver(call.pipeline, ready.store) as spark:
+        spark.load_ahead()
         numbers = itertools.count(1)
 
         def turn() -> None:
@@ -168,13 +169,10 @@ def repeat(work: Callable[[], None], every_s: float, output: CliOutput) -> None:
 
 
 @contextmanager
-def driver(
-    pipeline: Pipeline, store: ObjectStore, master: str | None = None, *, ahead: bool = False
-) -> Iterator[Driver]:
+def driver(pipeline: Pipeline, store: ObjectStore, master: str | None = None) -> Iterator[Driver]:
     """The driver of a command's runs. What Spark prints goes to a file that is kept if the block fails.
 
-    master: None for the pipeline's. ahead: what jobs import is imported beside what comes before the first one. Raises
-    UsageError (install.missing).
+    master: None for the pipeline's. Raises UsageError (install.missing).
     """
     from spark_jobs.driver import Driver
 
@@ -182,8 +180,6 @@ def driver(
         _output(pipeline.pipeline) as spark_output,
         Driver(pipeline, store, master=master or pipeline.spark.master, output=spark_output) as made,
     ):
-        if ahead:
-            threading.Thread(target=made.load, daemon=True).start()
         yield made
 
 

@@ -85,7 +85,7 @@ def snapshot(
         _answer(call, ready, left, copied, error)
     if error is not None:
         raise typer.Exit(error.exit_code)
-    if any(one.dropped or one.waiting is not None for one in copied.staged.values()):
+    if any(staged.dropped or staged.waiting is not None for staged in copied.staged.values()):
         raise typer.Exit(RetryLater.exit_code)
 
 
@@ -108,8 +108,8 @@ def _left_out(left: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def _note_left_out(call: PipelineCall, left: Mapping[str, Mapping[str, str]]) -> None:
-    for one in _left_out(left):
-        call.output.note(f"left out: {one['why']}")
+    for document in _left_out(left):
+        call.output.note(f"left out: {document['why']}")
 
 
 def _show_plan(
@@ -122,15 +122,23 @@ def _show_plan(
 
     found: list[dict[str, Any]] = []
     for source, tables in wanted.items():
-        names = [one.name for one in tables]
+        names = [planned.name for planned in tables]
         estimates = estimate(ready, source, names) if tables else {}
-        for one in tables:
-            known = estimates.get(one.name)
-            rows = one.rows if known is None or (known.refused and not known.rows) else known.rows
-            why = one.why if known is None or not known.refused else f"cannot be copied: {known.refused}"
-            size_bytes = None if known is None else known.size_bytes
+        for planned in tables:
+            estimated = estimates.get(planned.name)
+            rows = planned.rows if estimated is None or (estimated.refused and not estimated.rows) else estimated.rows
+            why = (
+                planned.why if estimated is None or not estimated.refused else f"cannot be copied: {estimated.refused}"
+            )
+            size_bytes = None if estimated is None else estimated.size_bytes
             found.append(
-                {"source": source, "table": one.name, "rows_estimated": rows, "bytes_estimated": size_bytes, "why": why}
+                {
+                    "source": source,
+                    "table": planned.name,
+                    "rows_estimated": rows,
+                    "bytes_estimated": size_bytes,
+                    "why": why,
+                }
             )
     paused = [source for source in sorted(wanted) if ready.meta.copies.paused(source) is not None]
     document = {"tables": found, "paused": paused, "left_out": _left_out(left)}
@@ -166,7 +174,7 @@ def _answer(
                 "size_bytes": size_bytes,
                 "batches": [batch.batch_id for batch in result.batches],
                 "waiting_for": None if result.waiting is None else str(result.waiting),
-                "dropped": [{"table": one, "why": why} for one, why in result.dropped],
+                "dropped": [{"table": dropped, "why": why} for dropped, why in result.dropped],
             }
         )
         rows.append((name, len(result.tables), staged_rows, size(size_bytes), len(result.batches)))
@@ -179,8 +187,8 @@ def _answer(
     note_refused(ready, copied)
     _note_left_out(call, left)
     for name, result in copied.staged.items():
-        for one, why in result.dropped:
-            call.output.note(f"{one} of {name} was not staged: {why}. Run `lockstep snapshot` again.")
+        for dropped, why in result.dropped:
+            call.output.note(f"{dropped} of {name} was not staged: {why}. Run `lockstep snapshot` again.")
         if result.waiting is not None:
             call.output.note(
                 f"{name}: the rows that are not staged yet wait until {result.waiting} is extracted: run `lockstep "

@@ -61,25 +61,25 @@ def ls(
     """
     store = call.store()
     checked = _chains(call, store, source)
-    found = checked.all
+    manifests = checked.all
     document: dict[str, Any] = {
         "stage": store.uri,
-        "tables": _by_table(found),
-        "batches": [_batch(store, manifest, checked.ranges) for manifest in found],
+        "tables": _by_table(manifests),
+        "batches": [_batch(store, manifest, checked.ranges) for manifest in manifests],
         "compared_with_meta": checked.compared,
     }
     if files:
         document["files"] = [
             {
-                "batch": one.batch_id,
+                "batch": manifest.batch_id,
                 "table": part.table,
                 "path": store.location(part.path),
                 "rows": part.rows,
                 "size_bytes": part.size_bytes,
                 "sha256": part.sha256,
             }
-            for one in found
-            for part in one.parts
+            for manifest in manifests
+            for part in manifest.parts
         ]
         call.answer(document, *(_line(file["path"]) for file in document["files"]))
         return
@@ -97,15 +97,15 @@ def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def _by_table(found: Iterable[Manifest]) -> list[dict[str, Any]]:
+def _by_table(manifests: Iterable[Manifest]) -> list[dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
-    for part in (part for manifest in found for part in manifest.parts):
-        one = tables.setdefault(part.table, {"table": part.table, "rows": 0, "files": 0, "size_bytes": 0, "ops": {}})
-        one["rows"] += part.rows
-        one["files"] += 1
-        one["size_bytes"] += part.size_bytes
+    for part in (part for manifest in manifests for part in manifest.parts):
+        totals = tables.setdefault(part.table, {"table": part.table, "rows": 0, "files": 0, "size_bytes": 0, "ops": {}})
+        totals["rows"] += part.rows
+        totals["files"] += 1
+        totals["size_bytes"] += part.size_bytes
         for op, count in part.ops.items():
-            one["ops"][op] = one["ops"].get(op, 0) + count
+            totals["ops"][op] = totals["ops"].get(op, 0) + count
     return [tables[name] for name in sorted(tables)]
 
 
@@ -237,14 +237,14 @@ def purge(
         now_us = to_us(datetime.now(UTC))
         cutoff_us = now_us - age_us(age or "", "--older-than", "30d")
         forget_us = parsed.retention.forget_us(now_us) if parsed.retention is not None else None
-        found = retention.purge(ready, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run)
-    document = {"dry_run": dry_run, "older_than": moment(cutoff_us), **found.to_json()}
+        purged = retention.purge(ready, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run)
+    document = {"dry_run": dry_run, "older_than": moment(cutoff_us), **purged.to_json()}
     title = "would be purged" if dry_run else "purged"
     call.answer(
         document,
         listing(title, document["sources"], "source batches rows size_bytes horizon held_by"),
-        f"files of {counted(len(found.runs), 'run')}; rows of {counted(found.forgotten_batches, 'batch')} and "
-        f"{counted(found.forgotten_runs, 'run')} "
+        f"files of {counted(len(purged.runs), 'run')}; rows of {counted(purged.forgotten_batches, 'batch')} and "
+        f"{counted(purged.forgotten_runs, 'run')} "
         "in the meta database",
     )
 
@@ -297,8 +297,8 @@ def compact(
     document: dict[str, Any] = {
         "dry_run": dry_run,
         "by": chosen,
-        "ranges": [asdict(one) for one in found.ranges],
-        "removed": [asdict(one) for one in found.removed],
+        "ranges": [asdict(compacted) for compacted in found.ranges],
+        "removed": [asdict(removal) for removal in found.removed],
         "held_by": found.held_by,
     }
     done, gone = ("would be compacted", "would be removed") if dry_run else ("compacted", "removed")
@@ -381,10 +381,10 @@ def _moment(text: str, call: PipelineCall) -> AsOf | None:
     from cdc_core.stage.as_of import AsOf, parse_position
 
     position = parse_position(text)
-    found = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
+    as_of = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
     with call.meta() as meta:
-        found.require_staged({name: meta.positions.checkpoint(name) for name in call.sources(None)})
-    return found
+        as_of.require_staged({name: meta.positions.checkpoint(name) for name in call.sources(None)})
+    return as_of
 
 
 @pipeline_command(app)
@@ -437,23 +437,27 @@ def export(
     store = call.store()
     options = StateOptions(key or None, since_horizon, partial, _moment(as_of, call), dropped)
     checked = _chains(call, store)
-    files = {one: to / f"{segment(one)}.parquet" for one in sorted(tables_of(checked.all))} if every else {name: to}
+    files = (
+        {logical: to / f"{segment(logical)}.parquet" for logical in sorted(tables_of(checked.all))}
+        if every
+        else {name: to}
+    )
     written: list[dict[str, Any]] = []
     errors: list[LockstepError] = []
-    for one, file in files.items():
+    for logical, file in files.items():
         try:
             if every:
                 to.mkdir(parents=True, exist_ok=True)
                 _require_writable(file, force=force)
-            batches = state_batches(store, checked.all, one, options)
-            rows = write_file(state_columns(checked.all, one, options), batches, file)
-            written.append({"table": one, "file": str(file), "rows": rows, "size_bytes": file.stat().st_size})
+            batches = state_batches(store, checked.all, logical, options)
+            rows = write_file(state_columns(checked.all, logical, options), batches, file)
+            written.append({"table": logical, "file": str(file), "rows": rows, "size_bytes": file.stat().st_size})
         except LockstepError as error:
             errors.append(error)
     if errors:
         raise combined(errors)
     document = {"tables": written} if every else written[0]
-    shown = (f"{counted(one['rows'], 'row')} of {one['table']} in {one['file']}" for one in written)
+    shown = (f"{counted(exported['rows'], 'row')} of {exported['table']} in {exported['file']}" for exported in written)
     call.output.answer(document | {"compared_with_meta": checked.compared}, *shown)
 
 

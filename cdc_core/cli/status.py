@@ -64,16 +64,18 @@ def status(
 _STYLES = {"failed": "bold red", "paused": "bold yellow", "late": "bold yellow", "noted": "yellow"}
 
 
-def problem_lines(one: Problem) -> Text:
+def problem_lines(problem: Problem) -> Text:
     """A problem for people, as errors are printed."""
-    lines = Text.assemble((f"{one.level.value}: ", _STYLES[one.level.value]), f"{one.subject}: {one.what}")
-    for name, value in (("at", one.where), ("fix", performable(one.remedy))):
+    lines = Text.assemble(
+        (f"{problem.level.value}: ", _STYLES[problem.level.value]), f"{problem.subject}: {problem.what}"
+    )
+    for name, value in (("at", problem.where), ("fix", performable(problem.remedy))):
         if value:
             lines.append(f"\n  {name:<4}", "bold").append(value)
-    if one.level.value == "failed":
-        since = f", since {moment(one.since_us)}" if one.since_us else ""
-        often = f", {one.times:,} times" if one.times > 1 else ""
-        lines.append(f"\n  code {one.code or '-'} ({one.exit_class}{since}{often})", "dim")
+    if problem.level.value == "failed":
+        since = f", since {moment(problem.since_us)}" if problem.since_us else ""
+        often = f", {problem.times:,} times" if problem.times > 1 else ""
+        lines.append(f"\n  code {problem.code or '-'} ({problem.exit_class}{since}{often})", "dim")
     return lines
 
 
@@ -89,13 +91,13 @@ def ledger_table(
     wrong = sum(1 for ledger in ledgers if ledger["problems"])
     kept = list(ledgers)
     if not every and len(kept) > MOST_ACCOUNTS:
-        kept.sort(key=lambda one: (not one["problems"], -one["staged_rows"]))
+        kept.sort(key=lambda ledger: (not ledger["problems"], -ledger["staged_rows"]))
         kept = kept[: max(MOST_ACCOUNTS, wrong)]
     title = f"{title}, which {'does not add up' if wrong else 'adds up'}"
-    found: list[RenderableType] = [listing(title, kept, _LEDGER, omit_empty=_LEDGER_DETAILS)]
+    shown: list[RenderableType] = [listing(title, kept, _LEDGER, omit_empty=_LEDGER_DETAILS)]
     if more := len(ledgers) - len(kept):
-        found.append(Text(f"and {more:,} more tables, which add up: lockstep status {pipeline} --all"))
-    return found
+        shown.append(Text(f"and {more:,} more tables, which add up: lockstep status {pipeline} --all"))
+    return shown
 
 
 def _copies(status: Mapping[str, Any], *, every: bool) -> list[RenderableType]:
@@ -107,19 +109,19 @@ def _copies(status: Mapping[str, Any], *, every: bool) -> list[RenderableType]:
     kept = listed if every else listed[:MOST_COPIES]
     known = "percent bytes rows_per_s copied_to updated"
     keys = f"source table state rows rows_estimated {known}"
-    found: list[RenderableType] = [listing("existing rows", kept, keys, omit_empty=known)]
+    shown: list[RenderableType] = [listing("existing rows", kept, keys, omit_empty=known)]
     more, done = len(listed) - len(kept), len(copies) - len(listed)
     left = [f"{more:,} more tables that are not copied"] if more else []
     left += [counted(done, "copied table")] if done else []
     if left:
-        found.append(Text(f"and {' and '.join(left)}: lockstep status {status['pipeline']} --all"))
-    return found
+        shown.append(Text(f"and {' and '.join(left)}: lockstep status {status['pipeline']} --all"))
+    return shown
 
 
 def _tables(status: Mapping[str, Any], *, every: bool) -> list[RenderableType]:
     keys = "source position complete_to lag_s batches rows size_bytes holder"
-    found: list[RenderableType] = [listing(f"{status['pipeline']}: sources", status["sources"], keys)]
-    found += _copies(status, every=every)
+    shown: list[RenderableType] = [listing(f"{status['pipeline']}: sources", status["sources"], keys)]
+    shown += _copies(status, every=every)
     targets = [
         {
             **target,
@@ -137,7 +139,7 @@ def _tables(status: Mapping[str, Any], *, every: bool) -> list[RenderableType]:
         ("latest runs", status["runs"], "run_id state by window updated"),
     ):
         if documents:
-            found.append(listing(title, documents, columns))
+            shown.append(listing(title, documents, columns))
     if status["ledgers"]:
-        found += ledger_table("ledger of the latest run", status["ledgers"], status["pipeline"], every=every)
-    return found
+        shown += ledger_table("ledger of the latest run", status["ledgers"], status["pipeline"], every=every)
+    return shown

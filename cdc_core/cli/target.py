@@ -65,23 +65,23 @@ def create(
             if isinstance(chosen, IcebergTarget):
                 from cdc_core.operations.lake.mirror_tables import create_mirrors
 
-                schemas = {one: [each.schema for each in origins] for one, origins in tables.origins.items()}
+                schemas = {logical: [each.schema for each in origins] for logical, origins in tables.origins.items()}
                 results[name] = create_mirrors(parsed, chosen, schemas, dry=dry_run)
                 continue
             results[name] = create_tables(
-                parsed, chosen, tables, Actions(alter=alter, dry=dry_run), made=lambda one: progress.step(one.name)
+                parsed, chosen, tables, Actions(alter=alter, dry=dry_run), made=lambda table: progress.step(table.name)
             )
     document = {
         "dry_run": dry_run,
-        "targets": {name: [_described(one) for one in found] for name, found in results.items()},
+        "targets": {name: [_described(table) for table in made] for name, made in results.items()},
         "left_out": dict(sorted(tables.problems.items())),
     }
     shown: list[RenderableType] = []
-    for name, found in results.items():
-        shown += _shown(name, found, dry_run=dry_run)
+    for name, made in results.items():
+        shown += _shown(name, made, dry_run=dry_run)
     shown += [Text(f"left out: {name}: {why}") for name, why in sorted(tables.problems.items())]
     call.answer(document, *shown)
-    errors = [error for found in results.values() for one in found for error in _errors(one)]
+    errors = [error for made in results.values() for table in made for error in _errors(table)]
     call.output.leave(combined(errors) if errors else None)
 
 
@@ -113,7 +113,7 @@ def layout(
         written = _written(call, rules)
         if accept:
             accepted = choose(written, accept, "table", "--accept")
-            accept_placements(rules, accepted, lambda one: call.output.note(f"accepted {one}"))
+            accept_placements(rules, accepted, lambda table: call.output.note(f"accepted {table}"))
             with call.meta() as meta:
                 accept_moved(meta, rules, accepted)
         layouts += [
@@ -168,9 +168,9 @@ def fence(
         if note is not None:
             why, more = " ".join(note.split()), tables
             while more:
-                raise_fences(chosen, more, why, lambda one: call.output.note(f"fenced {one}"))
+                raise_fences(chosen, more, why, lambda table: call.output.note(f"fenced {table}"))
                 # While it waited for a write to end, a run may have begun with a table that none had written before.
-                more = [] if table_names else [one for one in _written(call, chosen) if one not in tables]
+                more = [] if table_names else [table for table in _written(call, chosen) if table not in tables]
                 tables = [*tables, *more]
         elif lower:
             lower_fences(chosen, tables, lambda table: call.output.note(f"no fence around {table}"))
@@ -191,54 +191,58 @@ def _written(call: PipelineCall, target: MysqlTarget) -> list[str]:
     with call.meta() as meta:
         written = set(meta.writes.last(target.name))
         covered = [table for name in call.sources(None) for table in meta.coverages.find(name).tables.values()]
-    fed = {*target.tables, *(logical for one in covered for logical in one.feeds)} - written - {"*"}
-    asked = [one for one in fed if target.table(one) is not None and is_named(target, one)]
+    fed = {*target.tables, *(logical for coverage in covered for logical in coverage.feeds)} - written - {"*"}
+    asked = [logical for logical in fed if target.table(logical) is not None and is_named(target, logical)]
     written |= {logical for logical, _, state in states(target, asked) if state != NOTHING}
-    return sorted(one for one in written if target.table(one) is not None)
+    return sorted(logical for logical in written if target.table(logical) is not None)
 
 
-def _errors(one: MadeTable) -> Iterator[LockstepError]:
-    if one.error is not None:
-        yield one.error
-    for difference, statement in one.differences:
+def _errors(table: MadeTable) -> Iterator[LockstepError]:
+    if table.error is not None:
+        yield table.error
+    for difference, statement in table.differences:
         if difference.stops:
             yield Refused(
-                f"{one.name}: {difference.what}.",
-                where=one.name,
+                f"{table.name}: {difference.what}.",
+                where=table.name,
                 code="target.definition",
                 remedy=statement or "change the table by hand, so that it takes the source's rows",
             )
 
 
-def _described(one: MadeTable) -> dict[str, Any]:
+def _described(table: MadeTable) -> dict[str, Any]:
     return {
-        "logical": one.logical,
-        "table": one.name,
-        "state": one.state,
-        "statements": list(one.statements),
+        "logical": table.logical,
+        "table": table.name,
+        "state": table.state,
+        "statements": list(table.statements),
         "differences": [
             {"what": difference.what, "stops": difference.stops, "statement": statement}
-            for difference, statement in one.differences
+            for difference, statement in table.differences
         ],
-        "notes": list(one.notes),
-        "error": to_document(one.error)["error"] if one.error else None,
+        "notes": list(table.notes),
+        "error": to_document(table.error)["error"] if table.error else None,
     }
 
 
-def _shown(name: str, found: list[MadeTable], *, dry_run: bool) -> Iterator[RenderableType]:
-    count = {state: sum(one.state == state for one in found) for state in ("created", "altered", "exists", "missing")}
+def _shown(name: str, tables: list[MadeTable], *, dry_run: bool) -> Iterator[RenderableType]:
+    count = {
+        state: sum(table.state == state for table in tables) for state in ("created", "altered", "exists", "missing")
+    }
     said: set[tuple[str, str]] = set()
-    for one in found:
+    for table in tables:
         if dry_run:
-            yield from (Text(f"{statement};") for statement in one.statements)
-        lines = [f"note: {note}" for note in one.notes] if one.state in ("created", "missing") else []
+            yield from (Text(f"{statement};") for statement in table.statements)
+        lines = [f"note: {note}" for note in table.notes] if table.state in ("created", "missing") else []
         lines += [
             f"{'stops' if difference.stops else 'differs'}: {difference.what}" + (f": {statement}" if statement else "")
-            for difference, statement in one.differences
+            for difference, statement in table.differences
         ]
         for line in lines:
-            if (one.logical, line) not in said:  # once for all shards
-                said.add((one.logical, line))
-                yield Text(f"-- {one.name}: {line}", style="dim" if line.startswith("note") else "")
+            if (table.logical, line) not in said:  # once for all shards
+                said.add((table.logical, line))
+                yield Text(f"-- {table.name}: {line}", style="dim" if line.startswith("note") else "")
     words = [f"{number:,} {'to create' if state == 'missing' else state}" for state, number in count.items() if number]
-    yield Text(f"{'-- ' if dry_run else ''}target {name}: {counted(len(found), 'table')}: {', '.join(words) or 'none'}")
+    yield Text(
+        f"{'-- ' if dry_run else ''}target {name}: {counted(len(tables), 'table')}: {', '.join(words) or 'none'}"
+    )

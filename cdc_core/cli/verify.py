@@ -113,17 +113,21 @@ def _answer(call: PipelineCall, report: VerifyReport, path: str) -> None:
         if result.findings:
             shown.append(findings_table(result))
     call.answer(document, *shown)
-    for one in results:
-        if one.error is not None and one.error is not report.error:
-            output.note(f"{one.table} was not compared: {one.error}")
-        for name, why in one.left_out.items():
-            output.note(f"{one.table}.{name} was not compared: {why}")
-        if one.whole and one.error is None and mode is Mode.ORDERED:
-            output.note(f"{one.table} was read in one range, and an interruption would begin it again: {one.whole}")
-        if one.greatest_differs:
-            output.note(f"{one.table}: the target's greatest key differs from the source's")
-        if one.differences > _SHOWN and one.findings:
-            output.note(f"{one.table}: {one.differences} differences; --json has the first {len(one.findings)}")
+    for result in results:
+        if result.error is not None and result.error is not report.error:
+            output.note(f"{result.table} was not compared: {result.error}")
+        for name, why in result.left_out.items():
+            output.note(f"{result.table}.{name} was not compared: {why}")
+        if result.whole and result.error is None and mode is Mode.ORDERED:
+            output.note(
+                f"{result.table} was read in one range, and an interruption would begin it again: {result.whole}"
+            )
+        if result.greatest_differs:
+            output.note(f"{result.table}: the target's greatest key differs from the source's")
+        if result.differences > _SHOWN and result.findings:
+            output.note(
+                f"{result.table}: {result.differences} differences; --json has the first {len(result.findings)}"
+            )
     if mode is Mode.RANDOM:
         seen, skipped = sum(result.source_rows for result in results), sum(result.skipped_rows for result in results)
         share = 100 * seen / (seen + skipped) if seen + skipped else 100
@@ -140,7 +144,7 @@ _TITLES = {
 }  # fmt: skip
 
 
-def findings_table(one: TableResult) -> RenderableType:
+def findings_table(result: TableResult) -> RenderableType:
     rows = [
         (
             ", ".join(f"{name}={_shown(value)}" for name, value in finding.key.items()),
@@ -149,9 +153,9 @@ def findings_table(one: TableResult) -> RenderableType:
             _values(finding),
             ", ".join(finding.shards),
         )
-        for finding in one.findings[:_SHOWN]
+        for finding in result.findings[:_SHOWN]
     ]
-    return table(f"differences: {one.table}", ("key", "how", "wrong", "source → target", "at"), rows)
+    return table(f"differences: {result.table}", ("key", "how", "wrong", "source → target", "at"), rows)
 
 
 def _values(finding: Finding) -> str:

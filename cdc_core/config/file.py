@@ -130,8 +130,8 @@ def _keys_at(model: type[BaseModel], path: list[Any]) -> set[str]:
     for depth, part in enumerate(path):
         field = model.model_fields.get(part) if isinstance(part, str) else None
         if field is not None:
-            found = models_in(field.annotation)
-            return set().union(*(_keys_at(one, path[depth + 1 :]) for one in found))
+            models = models_in(field.annotation)
+            return set().union(*(_keys_at(nested, path[depth + 1 :]) for nested in models))
     return set(model.model_fields)
 
 

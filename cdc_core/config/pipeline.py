@@ -113,7 +113,7 @@ class Pipeline(Model):
         unrouted = name != logical and not any(
             re.fullmatch(route.match, logical, re.IGNORECASE) for route in self.routes
         )
-        called_so = unrouted and any(re.fullmatch(one, logical, re.IGNORECASE) for one in self.tables.include)
+        called_so = unrouted and any(re.fullmatch(pattern, logical, re.IGNORECASE) for pattern in self.tables.include)
         return len(self.sources) == 1 and not called_so and all(route.only == name for route in routes)
 
     @property

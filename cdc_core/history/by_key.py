@@ -36,20 +36,20 @@ def ended(table: pa.Table, truncates: pa.Table, rule: TableRule) -> pa.Table:
 
     table: all events of some keys, and the truncates. truncates: these as they are staged, in the same order.
     """
-    found = Events(table, rule)
-    origin = numbered([found.source.codes, found.table.codes])
-    order = np.lexsort((found.row, found.seq, origin))
-    marks = order[found.truncate[order]]
-    number = np.empty(found.count, np.int64)
-    number[order] = np.cumsum(found.truncate[order]) - found.truncate[order]  # of truncates before it
-    last = Runs.of(numbered([found.key(), origin, number]), found.seq, found.row).last()
-    last = last[~found.delete[last] & ~found.truncate[last] & (number[last] < len(marks))]
+    events = Events(table, rule)
+    origin = numbered([events.source.codes, events.table.codes])
+    order = np.lexsort((events.row, events.seq, origin))
+    marks = order[events.truncate[order]]
+    number = np.empty(events.count, np.int64)
+    number[order] = np.cumsum(events.truncate[order]) - events.truncate[order]  # of truncates before it
+    last = Runs.of(numbered([events.key(), origin, number]), events.seq, events.row).last()
+    last = last[~events.delete[last] & ~events.truncate[last] & (number[last] < len(marks))]
     mark = marks[number[last]]
     kept = origin[mark] == origin[last]
     last, mark = last[kept], mark[kept]
-    place = np.cumsum(found.truncate) - 1
-    columns = {name: found[name].take(pa.array(last)) for name in rule.key}
-    entries = LiteralEntries.of(found[LITERAL].take(pa.array(last)))
+    place = np.cumsum(events.truncate) - 1
+    columns = {name: events[name].take(pa.array(last)) for name in rule.key}
+    entries = LiteralEntries.of(events[LITERAL].take(pa.array(last)))
     columns[LITERAL] = entries.where(entries.among(rule.key)).array(len(last))
     return _replaced(truncates.take(pa.array(place[mark])), columns | {OP: _constant(DELETE, len(last))})
 

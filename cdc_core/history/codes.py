@@ -48,7 +48,7 @@ def codes(values: pa.Array, *, bits: bool = False) -> Numbers:
     elif pa.types.is_floating(kind):
         values = values.view(pa.int64() if kind.bit_width == 64 else pa.int32()) if bits else pc.add(values, 0.0)
     elif pa.types.is_integer(kind):
-        low, high = (one.as_py() for one in pc.min_max(values).values())
+        low, high = (bound.as_py() for bound in pc.min_max(values).values())
         if low is not None and high - low < _NEAR and high < 1 << 63:
             return filled(pc.subtract(values.cast(pa.int64()), pa.scalar(low, pa.int64())))
     coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()

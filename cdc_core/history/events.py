@@ -151,7 +151,7 @@ class _Changes:
 
     def before(self, field: pa.Field) -> pa.Array:
         """The values before; nulls if they were not read."""
-        inside = {} if self._before is None else {one.name.lower(): at for at, one in enumerate(self._before.type)}
+        inside = {} if self._before is None else {inner.name.lower(): at for at, inner in enumerate(self._before.type)}
         at = inside.get(field.name.lower())
         return self._fitted(None if at is None else pc.struct_field(self._before, [at]), field)
 
@@ -197,8 +197,8 @@ class _Changes:
             seqs = whole(self.rows.column(SEQ)).to_pylist()
             at = filled(coded.indices).tolist()
             sets = [
-                [] if one < 0 else [name for name in sets[one] if seq >= self._emptied.get(_bare(name).lower(), 0)]
-                for one, seq in zip(at, seqs, strict=True)
+                [] if index < 0 else [name for name in sets[index] if seq >= self._emptied.get(_bare(name).lower(), 0)]
+                for index, seq in zip(at, seqs, strict=True)
             ]
             each = pa.array(np.arange(self.count, dtype=np.int32))
             coded = pa.DictionaryArray.from_arrays(each, pa.array([""] * self.count))
@@ -303,7 +303,7 @@ def _table(
     name = "" if change.schema is None else change.schema.name
     every = {
         **columns,
-        **{one: whole(change.rows.column(one)) for one in (TS, SOURCE, SEQ, ROW)},
+        **{column: whole(change.rows.column(column)) for column in (TS, SOURCE, SEQ, ROW)},
         OP: op,
         LITERAL: literal,
         ABSENT: lacks,

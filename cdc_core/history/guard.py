@@ -60,7 +60,7 @@ class HeldVersions(Sequence[TargetVersion]):
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
+            return [self[index] for index in range(*at.indices(len(self)))]
         return TargetVersion(
             self.rows[at].as_py(), self.tombstones[at].as_py(), int(self.fresher[at]), self.values.get(at, {})
         )
@@ -137,9 +137,9 @@ def classify_each(
         single |= there
     reasons: npt.NDArray[np.object_] = np.full(len(there), None, object)
     for at in np.flatnonzero(single).tolist():
-        known = without_removed(held[at], removing)
+        version = without_removed(held[at], removing)
         classes[at], reason = classify(
-            known, versions[at].as_py(), upsert=bool(upserts[at]), born=bool(born[at]), by_column=by_column
+            version, versions[at].as_py(), upsert=bool(upserts[at]), born=bool(born[at]), by_column=by_column
         )
         reasons[at] = reason or None
     return classes, reasons

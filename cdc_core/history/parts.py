@@ -82,11 +82,15 @@ def split(events: pa.Table, rule: TableRule, parts: Parts) -> Iterator[tuple[int
         for part in range(parts.count):
             yield part, of_all
         events = events.filter(pa.array(~truncates))
-    numbers = parts.of(_key(events, rule))
+    yield from by_part(events, parts.of(_key(events, rule)), parts.count)
+
+
+def by_part(rows: pa.Table, numbers: Numbers, count: int) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each of `count` parts that has some. numbers: the part of each row."""
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
-    cuts = np.cumsum([0, *np.bincount(numbers, minlength=parts.count).tolist()])
-    ordered = events.take(pa.array(order))
-    for number in range(parts.count):
+    cuts = np.cumsum([0, *np.bincount(numbers, minlength=count).tolist()])
+    ordered = rows.take(pa.array(order))
+    for number in range(count):
         if cuts[number] < cuts[number + 1]:
             yield number, ordered.slice(cuts[number], cuts[number + 1] - cuts[number])
 
@@ -109,32 +113,32 @@ def _key(events: pa.Table, rule: TableRule) -> list[pa.Array]:
 
 def hashes_of(columns: Sequence[pa.Array]) -> Hashes:
     """A hash of each row of some columns: the same for values that a key treats as equal."""
-    found: Hashes = np.zeros(len(columns[0]), np.uint64)
+    hashes: Hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        found = (found ^ _hashes(plain(column))) * _ODD
-        found ^= found >> _SHIFT
-    return found
+        hashes = (hashes ^ _hashes(plain(column))) * _ODD
+        hashes ^= hashes >> _SHIFT
+    return hashes
 
 
 def _hashes(column: pa.Array) -> Hashes:
-    kind, found = column.type, np.zeros(len(column), np.uint64)
+    kind, hashes = column.type, np.zeros(len(column), np.uint64)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        found = _hashes_of_bytes(column.cast(pa.binary()))
+        hashes = _hashes_of_bytes(column.cast(pa.binary()))
     elif pa.types.is_list(kind):
         width = kind.value_type.bit_width // 8
         offsets = pa.py_buffer((np.asarray(column.offsets) * width).astype(np.int32))
-        found = _hashes_of_bytes(
+        hashes = _hashes_of_bytes(
             pa.Array.from_buffers(pa.binary(), len(column), [None, offsets, column.values.buffers()[1]])
         )
     elif pa.types.is_boolean(kind):
-        found = np.asarray(column.fill_null(False)).astype(np.uint64)
+        hashes = np.asarray(column.fill_null(False)).astype(np.uint64)
     else:
         words = _words(pc.add(column, 0.0) if pa.types.is_floating(kind) else column)
         for at in range(words.shape[1]):
-            found = (found ^ words[:, at].astype(np.uint64)) * _ODD
-            found ^= found >> _SHIFT
-    found[np.asarray(column.is_null())] = 0  # whatever their slots hold
-    return found
+            hashes = (hashes ^ words[:, at].astype(np.uint64)) * _ODD
+            hashes ^= hashes >> _SHIFT
+    hashes[np.asarray(column.is_null())] = 0  # whatever their slots hold
+    return hashes
 
 
 def _words(column: pa.Array) -> npt.NDArray[np.generic]:

@@ -71,7 +71,10 @@ class TruncateRule:
 
         Raises Refused (config.table_rule).
         """
-        last = {one.table: one for one in last_of_each([truncate for truncate in truncates if truncate.renews])}
+        last = {
+            truncate.table: truncate
+            for truncate in last_of_each([truncate for truncate in truncates if truncate.renews])
+        }
         logged = [
             truncate
             for truncate in truncates
@@ -93,18 +96,20 @@ class TruncateRule:
                 "again"
             )
         return Refused(
-            f"The run has {sum(one.count for one in refused)} TRUNCATE of {self.table}{others}.",
+            f"The run has {sum(truncate.count for truncate in refused)} TRUNCATE of {self.table}{others}.",
             where=self.run_id,
             code="config.table_rule",
             remedy=f"set on_truncate of {self.table} in the target's tables: {effect}",
         )
 
-    def origin(self, one: Truncate) -> str:
-        return origin_name(*one.table) if self.shared else ""
+    def origin(self, truncate: Truncate) -> str:
+        return origin_name(*truncate.table) if self.shared else ""
 
-    def version(self, one: Truncate) -> str:
+    def version(self, truncate: Truncate) -> str:
         """In hex."""
-        return encode(Version(one.commit_ts_us, one.seq, one.row, one.source, self.origin(one))).hex()
+        return encode(
+            Version(truncate.commit_ts_us, truncate.seq, truncate.row, truncate.source, self.origin(truncate))
+        ).hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +141,11 @@ def truncates_of(places: TruncatePlaces, truncate: Flags, renews: Flags) -> list
 def undone(places: TruncatePlaces, truncate: Flags, last: Sequence[Truncate], *, shared: bool) -> Flags:
     """Which events do not count: those before the last truncate of their source table, and all other truncates."""
     gone = truncate.copy()
-    for one in last:
-        mine = places.source.has(one.source)
+    for latest in last:
+        mine = places.source.has(latest.source)
         if shared:
-            mine &= places.table.has(one.source_table)
-        same = mine & (places.seq == one.seq) & (places.row == one.row)
-        later = (places.seq > one.seq) | ((places.seq == one.seq) & (places.row > one.row))
+            mine &= places.table.has(latest.source_table)
+        same = mine & (places.seq == latest.seq) & (places.row == latest.row)
+        later = (places.seq > latest.seq) | ((places.seq == latest.seq) & (places.row > latest.row))
         gone = (gone | (mine & ~later)) & ~(same & truncate)
     return gone

@@ -301,7 +301,7 @@ class _Merge:
             others: list[str | None] = [None] * len(winner)
             for row, ended in last.ended.items():
                 own = events.origin.codes[winner[row]]
-                others[row] = ",".join(events.origin.texts[one] for one in ended if one != own) or None
+                others[row] = ",".join(events.origin.texts[code] for code in ended if code != own) or None
             columns[ENDED_ORIGINS] = pa.array(others, pa.string())
             columns[LIVE_ORIGINS] = pa.array(last.live, pa.int64())
         schema = merged_schema(

@@ -49,7 +49,7 @@ def filled(
     names = sorted(frozenset().union(*names_of) & set(files.columns.names) & set(rows.column_names))
     values = rows_at(files, live, file, row, names)
     for name in names:
-        without = np.array([name in one for one in names_of], bool)[number[at]]
+        without = np.array([name in present for present in names_of], bool)[number[at]]
         mask = np.zeros(rows.num_rows, bool)
         mask[at[without]] = True
         column = whole(rows.column(name))

@@ -38,14 +38,14 @@ def new_rows(changes: ChangeRows, events: pa.Table) -> pa.Table:
     fresh = events.filter(pa.array(~held)) if held.any() else events
     made = {LITERAL: _texts(whole(fresh.column(LITERAL))), SOURCE_TABLE: fresh.column(TABLE)}
     columns = []
-    for one in changes.files.columns:
-        if one.name in made:
-            column = made[one.name]
-        elif one.name in fresh.column_names:
-            column = fresh.column(one.name)
+    for field in changes.files.columns:
+        if field.name in made:
+            column = made[field.name]
+        elif field.name in fresh.column_names:
+            column = fresh.column(field.name)
         else:
-            column = pa.nulls(fresh.num_rows, one.type)
-        columns.append(column.cast(one.type))
+            column = pa.nulls(fresh.num_rows, field.type)
+        columns.append(column.cast(field.type))
     return in_order(pa.table(columns, schema=changes.files.columns), CHANGES_KEY)
 
 

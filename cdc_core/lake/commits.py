@@ -46,18 +46,20 @@ def commit(catalog: Catalog, commits: Sequence[TableCommit]) -> None:
     elif len(commits) > 1 and _takes_transactions(catalog):
         _in_one_request(catalog, commits)
     else:
-        for one in commits:
-            done = catalog.commit_table(one.table, one.asked, one.updates)
-            _forget(catalog, one.table, done.metadata)
+        for table_commit in commits:
+            done = catalog.commit_table(table_commit.table, table_commit.asked, table_commit.updates)
+            _forget(catalog, table_commit.table, done.metadata)
 
 
 def _in_one_transaction(catalog: SqlCatalog, commits: Sequence[TableCommit]) -> None:
     """A commit of a SQL catalog is one UPDATE of a row, of a table that is where it was."""
     staged = []
-    for one in commits:
-        made = catalog._update_and_stage_table(one.table, one.table.name(), one.asked, one.updates)
+    for table_commit in commits:
+        made = catalog._update_and_stage_table(
+            table_commit.table, table_commit.table.name(), table_commit.asked, table_commit.updates
+        )
         catalog._write_metadata(made.metadata, made.io, made.metadata_location)
-        staged.append((one.table, made))
+        staged.append((table_commit.table, made))
     with catalog.engine.begin() as connection:
         for table, made in staged:
             *namespace, name = table.name()
@@ -93,11 +95,13 @@ def _in_one_request(catalog: Catalog, commits: Sequence[TableCommit]) -> None:
     assert isinstance(catalog, RestCatalog)
     changes: list[Any] = [
         {
-            "identifier": {"namespace": one.table.name()[:-1], "name": one.table.name()[-1]},
-            "requirements": [each.model_dump(mode="json", by_alias=True) for each in one.asked],
-            "updates": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in one.updates],
+            "identifier": {"namespace": table_commit.table.name()[:-1], "name": table_commit.table.name()[-1]},
+            "requirements": [each.model_dump(mode="json", by_alias=True) for each in table_commit.asked],
+            "updates": [
+                each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in table_commit.updates
+            ],
         }
-        for one in commits
+        for table_commit in commits
     ]
     answer = catalog._session.post(catalog.url("transactions/commit"), json={"table-changes": changes})
     try:

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyroaring import BitMap
 
 from cdc_core.errors import Refused, repeat_from
@@ -25,6 +24,7 @@ from cdc_core.lake.data_files import (
     LiveFile,
     NewFile,
     deleted_rows,
+    gathered,
     in_order,
     live_rows,
     write_deletes,
@@ -70,33 +70,33 @@ def change_due(live: Sequence[LiveFile], added: Sequence[NewFile], gone: Mapping
     if not added and not gone:
         return ChangeDue()
     due, empty = rewrites(live, gone)
-    renewed = {file.path for one in due if not one.thin for file in one.files}
+    renewed = {file.path for rewrite in due if not rewrite.thin for file in rewrite.files}
     return ChangeDue(tuple(added), empty | renewed, tuple(due))
 
 
 def rewrites(live: Sequence[LiveFile], gone: Mapping[str, BitMap]) -> tuple[list[Rewrite], frozenset[str]]:
     """(what to write again, the paths of files of which nothing is left). Raises Refused (run.clear_task) for positions
     of a file that is not among them: their rows would stay."""
-    if strange := gone.keys() - {one.path for one in live}:
+    if strange := gone.keys() - {file.path for file in live}:
         raise Refused(
             f"Positions are of {min(strange)}, which the table does not have: they are of another snapshot.",
             where=min(strange),
             code="run.clear_task",
             remedy=repeat_from("filter"),
         )
-    left = {one.path: one.rows - one.deleted - len(gone.get(one.path, ())) for one in live}
+    left = {file.path: file.rows - file.deleted - len(gone.get(file.path, ())) for file in live}
     empty = frozenset(path for path, rows in left.items() if rows <= 0)
-    kept = [one for one in live if one.path not in empty]
+    kept = [file for file in live if file.path not in empty]
     together = [group for group in _groups(kept) if len(group) > 1]
-    merged = {one.path for group in together for one in group}
+    merged = {file.path for group in together for file in group}
     done = [_rewrite(group, gone) for group in together]
-    for one in kept:
-        if one.path in merged:
+    for file in kept:
+        if file.path in merged:
             continue
-        if one.rows - left[one.path] > DELETED_SHARE * one.rows:
-            done.append(_rewrite([one], gone))
-        elif one.path in gone:
-            done.append(_rewrite([one], gone, thin=True))
+        if file.rows - left[file.path] > DELETED_SHARE * file.rows:
+            done.append(_rewrite([file], gone))
+        elif file.path in gone:
+            done.append(_rewrite([file], gone, thin=True))
     return done, empty
 
 
@@ -109,30 +109,29 @@ def _groups(live: Iterable[LiveFile]) -> Iterator[list[LiveFile]]:
     """Files of about one size, where there are enough of them; a group is not larger than a file may be. Files that no
     other one can be put into are left alone: they would be as many again, at each run."""
     tiers: dict[int, list[LiveFile]] = defaultdict(list)
-    for one in live:
-        if one.groups <= FILE_GROUPS // 2 and one.size_bytes < FILE_BYTES // 2:
-            tiers[(one.size_bytes // _SMALLEST_BYTES).bit_length() // 3].append(one)
+    for file in live:
+        if file.groups <= FILE_GROUPS // 2 and file.size_bytes < FILE_BYTES // 2:
+            tiers[(file.size_bytes // _SMALLEST_BYTES).bit_length() // 3].append(file)
     for tier in tiers.values():
         if len(tier) >= MERGED_FILES:
             group: list[LiveFile] = []
-            for one in tier:
-                group.append(one)
+            for file in tier:
+                group.append(file)
                 bytes_, groups = sum(each.size_bytes for each in group), sum(each.groups for each in group)
                 if bytes_ > FILE_BYTES or groups > FILE_GROUPS:
                     yield group[:-1]
-                    group = [one]
+                    group = [file]
             yield group
 
 
 def rewritten(files: KeyedFiles, rewrite: Rewrite) -> list[NewFile]:
     """Writes what a rewrite says."""
-    parts: list[pa.Table] = []
-    for file in rewrite.files:
-        gone = deleted_rows(files, file) | rewrite.gone.get(file.path, BitMap())
-        if rewrite.thin:
-            return [write_deletes(files, file.path, gone)]
-        parts += live_rows(files, file, gone)
-    if not parts:
-        return []
-    rows = pa.concat_tables(parts)
-    return list(write_rows(files, in_order(rows, files.key)))
+
+    def gone(file: LiveFile) -> BitMap:
+        return deleted_rows(files, file) | rewrite.gone.get(file.path, BitMap())
+
+    if rewrite.thin:
+        (file,) = rewrite.files
+        return [write_deletes(files, file.path, gone(file))]
+    parts = gathered(rows for file in rewrite.files for rows in live_rows(files, file, gone(file)))
+    return [new for rows in parts for new in write_rows(files, in_order(rows, files.key))]

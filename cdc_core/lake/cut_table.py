@@ -87,7 +87,7 @@ def opened(catalog: Catalog, target: IcebergTarget) -> Table:
 
 def shown(table: Table) -> list[Snapshot]:
     """The snapshots of the table that come from cuts, and that readers see, newest first."""
-    return [one for one in ancestry(table, head(table)) if said(one, RUN)]
+    return [snapshot for snapshot in ancestry(table, head(table)) if said(snapshot, RUN)]
 
 
 def with_cut(table: Table, cut: Cut, said_of_run: Mapping[str, str], branch: str) -> LakeSnapshot:

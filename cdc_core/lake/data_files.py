@@ -175,23 +175,23 @@ def write_deletes(files: KeyedFiles, path: str, positions: BitMap) -> NewFile:
 
 def deleted_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
     """The positions of the rows of a data file that are deleted."""
-    found = BitMap()
+    deleted = BitMap()
     for path in file.deletes:
         with files.io.new_input(path).open() as source:
             rows = pq.read_table(source, columns=["file_path", "pos"])
         mine = rows.filter(pc.equal(rows.column("file_path"), file.path)).column("pos")
-        found |= BitMap(mine.to_numpy().astype(np.uint32))
-    return found
+        deleted |= BitMap(mine.to_numpy().astype(np.uint32))
+    return deleted
 
 
 def flagged_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
     """The positions of the rows of a data file that say that they are deleted."""
-    found = BitMap()
+    flagged = BitMap()
     with OpenFile(files, file.path) as opened:
         for group in opened.groups:
             flags = np.asarray(opened.read(group, [DELETED]).column(0))
-            found |= BitMap((np.flatnonzero(flags) + int(opened.starts[group])).astype(np.uint32))
-    return found
+            flagged |= BitMap((np.flatnonzero(flags) + int(opened.starts[group])).astype(np.uint32))
+    return flagged
 
 
 class OpenFile:
@@ -224,13 +224,13 @@ class OpenFile:
     def read(self, group: int, names: Iterable[str]) -> pa.Table:
         """Columns of a row group, by their names and with their types in the table."""
         wanted = [self._files.columns.field(name) for name in names]
-        here = {one.name: self._names.get(int(one.metadata[_FIELD_ID])) for one in wanted}
+        here = {field.name: self._names.get(int(field.metadata[_FIELD_ID])) for field in wanted}
         rows = self._parquet.read_row_group(group, columns=[name for name in here.values() if name is not None])
         count = int(self.starts[group + 1] - self.starts[group])
         columns = {}
-        for one in wanted:
-            own = here[one.name]
-            columns[one.name] = pa.nulls(count, one.type) if own is None else rows.column(own).cast(one.type)
+        for field in wanted:
+            own = here[field.name]
+            columns[field.name] = pa.nulls(count, field.type) if own is None else rows.column(own).cast(field.type)
         return pa.table(columns)
 
     def span(self, group: int, name: str) -> tuple[Any, Any] | None:
@@ -251,6 +251,20 @@ def live_rows(files: KeyedFiles, file: LiveFile, gone: BitMap, names: Sequence[s
             start, end = int(opened.starts[group]), int(opened.starts[group + 1])
             if len(positions_in(gone, start, end)) < end - start:
                 yield without(opened.read(group, names or files.columns.names), start, gone)
+
+
+def gathered(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Rows of files together, as many as a file of ours may have: those of others may be of any size."""
+    parts: list[pa.Table] = []
+    size_bytes = 0
+    for part in rows:
+        size_bytes += part.nbytes
+        if parts and size_bytes > FILE_GROUPS * GROUP_BYTES:
+            yield pa.concat_tables(parts)
+            parts, size_bytes = [], part.nbytes
+        parts.append(part)
+    if parts:
+        yield pa.concat_tables(parts)
 
 
 def without(rows: pa.Table, start: int, gone: BitMap) -> pa.Table:

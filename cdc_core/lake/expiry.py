@@ -51,7 +51,7 @@ def kept_cuts(cuts: Iterable[Cut], keep: KeptCuts, now_us: int) -> list[Cut]:
         for word, within, length_us in (("hour", keep.hourly, 3_600_000_000), ("day", keep.daily, 86_400_000_000)):
             if age <= age_us(within):
                 found.setdefault((word, cut.made_us // length_us), cut)
-    return sorted({cut.made_us: cut for cut in found.values()}.values(), key=lambda one: one.made_us)
+    return sorted({cut.made_us: cut for cut in found.values()}.values(), key=lambda cut: cut.made_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,9 @@ def forget(table: Table, tags: Mapping[str, int], now_us: int) -> Forgotten:
     kept = _kept(table, {*wanted, *table.metadata.refs} - set(dropped), wanted, now_us)
     expired = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in kept]
     if expired:
-        updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [one.snapshot_id for one in expired]}))
+        updates.append(
+            RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [snapshot.snapshot_id for snapshot in expired]})
+        )
     if updates:
         commit(table.catalog, [TableCommit(table, (at_main(now),), tuple(updates))])
     staying = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in kept]
@@ -114,10 +116,10 @@ def _kept(table: Table, refs: Iterable[str], tags: Mapping[str, int], now_us: in
         if now_us - snapshot.timestamp_ms * 1000 < GRACE_US
     }
     # By it a run knows its number, and that nobody else has written.
-    last = next((one for one in ancestry(table, head(table)) if said(one, RUN)), None)
-    for one in ancestry(table, head(table)) if last is not None else ():
-        kept.add(one.snapshot_id)
-        if one is last:
+    last = next((snapshot for snapshot in ancestry(table, head(table)) if said(snapshot, RUN)), None)
+    for snapshot in ancestry(table, head(table)) if last is not None else ():
+        kept.add(snapshot.snapshot_id)
+        if snapshot is last:
             break
     return kept
 
@@ -125,18 +127,18 @@ def _kept(table: Table, refs: Iterable[str], tags: Mapping[str, int], now_us: in
 def files_of(table: Table, snapshots: Sequence[Snapshot], *, whole: bool = True) -> set[str]:
     """Every file that these snapshots name: lists, manifests, data and deletes. whole: raises FileNotFoundError where a
     list or a manifest is missing; otherwise, what is left of them counts."""
-    found: set[str] = set()
+    paths: set[str] = set()
     excused = () if whole else (FileNotFoundError,)
     for snapshot in snapshots:
-        found.add(snapshot.manifest_list)
+        paths.add(snapshot.manifest_list)
         with suppress(*excused):
             for manifest in snapshot.manifests(table.io):
-                if manifest.manifest_path not in found:
-                    found.add(manifest.manifest_path)
+                if manifest.manifest_path not in paths:
+                    paths.add(manifest.manifest_path)
                     with suppress(*excused):
                         entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-                        found |= {entry.data_file.file_path for entry in entries}
-    return found
+                        paths |= {entry.data_file.file_path for entry in entries}
+    return paths
 
 
 def remove_orphans(table: Table, now_us: int) -> int:
@@ -156,9 +158,11 @@ def unnamed_files(table: Table, *, whole: bool = True) -> Iterator[tuple[str, in
     scheme, netloc, folder = PyArrowFileIO.parse_location(table.location(), table.io.properties)
     storage = table.io.fs_by_scheme(scheme, netloc)
     named = files_of(table, table.metadata.snapshots, whole=whole)
-    named |= {table.metadata_location, *(one.metadata_file for one in table.metadata.metadata_log)}
-    named |= {one.statistics_path for one in (*table.metadata.statistics, *table.metadata.partition_statistics)}
-    kept = {PyArrowFileIO.parse_location(one, table.io.properties)[2] for one in named}
+    named |= {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
+    named |= {
+        statistics.statistics_path for statistics in (*table.metadata.statistics, *table.metadata.partition_statistics)
+    }
+    kept = {PyArrowFileIO.parse_location(location, table.io.properties)[2] for location in named}
     selector = pa_fs.FileSelector(folder, recursive=True, allow_not_found=True)
     for info in storage.get_file_info(selector):
         if info.type == pa_fs.FileType.File and info.path not in kept and info.mtime is not None:

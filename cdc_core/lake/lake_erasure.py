@@ -233,18 +233,18 @@ def _is_stray(files: KeyedFiles, look: _Look, path: str) -> bool:
     return False
 
 
-def appoint(found: LakeRows, cuts: Collection[int]) -> dict[int, int]:
+def appoint(rows: LakeRows, cuts: Collection[int]) -> dict[int, int]:
     """Makes the heirs; by number of a snapshot, which one has its place. cuts: the snapshots of cuts.
 
     Raises DataAtRisk (lake.foreign_write), and what the catalog raises."""
-    table, made = found.table, dict[tuple[object, ...], list[NewFile]]()
+    table, made = rows.table, dict[tuple[object, ...], list[NewFile]]()
     known = heirs(table)
     named = {ref.snapshot_id for ref in table.metadata.refs.values()} | {known.get(cut, cut) for cut in cuts}
-    for number in sorted(named & found.snapshots.keys()):
+    for number in sorted(named & rows.snapshots.keys()):
         table = table.catalog.load_table(table.name())
         snapshot = table.metadata.snapshot_by_id(number)
         if snapshot is not None:  # else a maintenance has expired it meanwhile
-            _appoint(table, snapshot, found, made)
+            _appoint(table, snapshot, rows, made)
     return heirs(table.catalog.load_table(table.name()))
 
 
@@ -264,16 +264,16 @@ def heirs(table: Table) -> dict[int, int]:
     return found
 
 
-def _appoint(table: Table, snapshot: Snapshot, found: LakeRows, made: dict[tuple[object, ...], list[NewFile]]) -> None:
+def _appoint(table: Table, snapshot: Snapshot, rows: LakeRows, made: dict[tuple[object, ...], list[NewFile]]) -> None:
     """made: what was written instead of files, which several snapshots may name."""
     names = {name: ref for name, ref in table.metadata.refs.items() if ref.snapshot_id == snapshot.snapshot_id}
     schema = table.schema() if snapshot.schema_id is None else table.schemas()[snapshot.schema_id]
-    then = (schema.find_column_name(latest_schema(table).find_field(name).field_id) for name in found.order)
+    then = (schema.find_column_name(latest_schema(table).find_field(name).field_id) for name in rows.order)
     files = table_files(table, schema, tuple(name for name in then if name is not None))
-    live, added, removed = LiveFiles(table, snapshot, found.order), list[NewFile](), set[str]()
-    spared = found.present if MAIN in names else {}
+    live, added, removed = LiveFiles(table, snapshot, rows.order), list[NewFile](), set[str]()
+    spared = rows.present if MAIN in names else {}
     for file in live.files:
-        if gone := found.positions.get(file.path, BitMap()) - spared.get(file.path, BitMap()):
+        if gone := rows.positions.get(file.path, BitMap()) - spared.get(file.path, BitMap()):
             of = (file.path, file.deletes, schema.schema_id, len(gone))
             if of not in made:
                 made[of] = rewritten(files, Rewrite((file,), {file.path: gone}))
@@ -296,16 +296,16 @@ def _appoint(table: Table, snapshot: Snapshot, found: LakeRows, made: dict[tuple
     commit(table.catalog, [TableCommit(table, there, (*updates, *moved))])
 
 
-def expire(found: LakeRows) -> None:
+def expire(rows: LakeRows) -> None:
     """Removes the former snapshots and the files that they alone name, and strays. Raises what the catalog raises."""
-    table = found.table.catalog.load_table(found.table.name())
-    former = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in found.snapshots]
-    stay = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in found.snapshots]
-    lists = {one.manifest_list for one in former}
+    table = rows.table.catalog.load_table(rows.table.name())
+    former = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in rows.snapshots]
+    stay = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in rows.snapshots]
+    lists = {snapshot.manifest_list for snapshot in former}
     doomed = files_of(table, former, whole=False) - files_of(table, stay)
-    for path in (*sorted(doomed, key=lambda one: (one in lists, one.endswith(".avro"))), *found.strays):
+    for path in (*sorted(doomed, key=lambda place: (place in lists, place.endswith(".avro"))), *rows.strays):
         with suppress(FileNotFoundError):
             table.io.delete(path)
     if former:
-        update = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [one.snapshot_id for one in former]})
+        update = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [snapshot.snapshot_id for snapshot in former]})
         commit(table.catalog, [TableCommit(table, (at_main(head(table)),), (update,))])

@@ -24,18 +24,22 @@ def published_runs(
     than the oldest one that is left, and one that was rolled back has not: the number below stands for both.
     """
     found: dict[Shard, dict[str, int]] = {}
-    asked = [one for one in wanted if target.table(one[0]) is not None]
-    asked = [one for one in asked if name_of(identifier(target, one[0])) == one[1]]
-    if not asked:
+    shards = [shard for shard in wanted if target.table(shard[0]) is not None]
+    shards = [shard for shard in shards if name_of(identifier(target, shard[0])) == shard[1]]
+    if not shards:
         return found
     with catalog_answers(target):
-        for shard in asked:
+        for shard in shards:
             found[shard] = {}
             try:
                 table = catalog.load_table(identifier(target, shard[0]))
             except NoSuchTableError:
                 continue
-            shown = {said(one, RUN): int(said(one, NUMBER)) for one in ancestry(table, head(table)) if said(one, RUN)}
+            shown = {
+                said(snapshot, RUN): int(said(snapshot, NUMBER))
+                for snapshot in ancestry(table, head(table))
+                if said(snapshot, RUN)
+            }
             below = min(shown.values()) - 1 if shown else number_below(table, head(table))
             found[shard] = dict.fromkeys(wanted[shard] or (), below) | shown
     return found

@@ -51,12 +51,16 @@ _OF_CHANGES: dict[str, IcebergType] = {
 }
 BOOKKEEPING = frozenset({DELETED, DELETED_AT, VERSION_COLUMN, *_OF_CHANGES})
 """Columns that are not of the source. A mirror has both of the first two, or none."""
-ANOTHER_MIRROR = (
+_OTHER_NAME = (
     "give the mirror another name (`table` of its rule), copy the table again (`lockstep snapshot PIPELINE TABLE`), "
-    "and replay (`lockstep run PIPELINE --replay --target TARGET`): the new mirror"
 )
-"""The beginning of a remedy, where a mirror cannot become what its source or rule is now. Without the replay, runs
-stop: what ledgers say was written is not in the new one."""
+ANOTHER_MIRROR = f"{_OTHER_NAME}and replay (`lockstep run PIPELINE --replay --target TARGET`): the new mirror"
+"""The beginning of a remedy, where a mirror cannot become what its rule is now. Without the replay, runs stop: what
+ledgers say was written is not in the new one."""
+COPIED_MIRROR = (
+    f"{_OTHER_NAME}and say that the copy has all rows (`lockstep meta accept PIPELINE --target TARGET`): the new mirror"
+)
+"""The same, where the staged changes of the table have no one key, or type of a column: no run can replay them all."""
 _PLAIN: dict[pa.DataType, IcebergType] = {
     pa.bool_(): BooleanType(),
     pa.int8(): IntegerType(),
@@ -110,9 +114,9 @@ def first_changes_schema(columns: Iterable[pa.Field]) -> Schema:
 
 def _identifiers(fields: Sequence[NestedField], key: Sequence[str]) -> list[int]:
     """Iceberg's identifier fields; none where the key has a type that it does not allow."""
-    mine = [field for field in fields if field.name in key]
-    allowed = not any(isinstance(one.field_type, FloatType | DoubleType | ListType) for one in mine)
-    return [one.field_id for one in mine] if allowed else []
+    key_fields = [field for field in fields if field.name in key]
+    allowed = not any(isinstance(field.field_type, FloatType | DoubleType | ListType) for field in key_fields)
+    return [field.field_id for field in key_fields] if allowed else []
 
 
 def evolved(
@@ -121,22 +125,22 @@ def evolved(
     """The schema that takes rows with these columns; None if this one does. last_id: the highest field id that the
     table ever had. renames: (old, new), in the order of the log. Raises Refused (target.definition)."""
     ids = count(last_id + 1)
-    known = {field.name.lower(): field for field in schema.fields if field.name not in BOOKKEEPING}
+    by_name = {field.name.lower(): field for field in schema.fields if field.name not in BOOKKEEPING}
     wanted = {column.name.lower() for column in columns}
     for old, new in ((before.lower(), after.lower()) for before, after in renames):
-        if old in known and old not in wanted and new not in known:
-            known[new] = known.pop(old)
-    fields = [_followed(known.pop(column.name.lower(), None), column, ids, table) for column in columns]
-    fields += [one.model_copy(update={"required": False}) for one in known.values()]
+        if old in by_name and old not in wanted and new not in by_name:
+            by_name[new] = by_name.pop(old)
+    fields = [_followed(by_name.pop(column.name.lower(), None), column, ids, table) for column in columns]
+    fields += [field.model_copy(update={"required": False}) for field in by_name.values()]
     fields += [field for field in schema.fields if field.name in BOOKKEEPING]
     fitted = Schema(*fields, identifier_field_ids=schema.identifier_field_ids)
     return None if fitted.fields == schema.fields else fitted
 
 
-def _followed(known: NestedField | None, column: pa.Field, ids: Iterable[int], table: str) -> NestedField:
-    if known is None:
+def _followed(field: NestedField | None, column: pa.Field, ids: Iterable[int], table: str) -> NestedField:
+    if field is None:
         return NestedField(next(iter(ids)), column.name, _lake_type(column.type, ids), required=False)
-    kind = known.field_type
+    kind = field.field_type
     wanted = _lake_type(column.type, [kind.element_id] if isinstance(kind, ListType) else ())
     if not _takes(kind, wanted):
         if not _takes(wanted, kind):
@@ -145,10 +149,10 @@ def _followed(known: NestedField | None, column: pa.Field, ids: Iterable[int], t
                 "changes no column so.",
                 where=table,
                 code="target.definition",
-                remedy=f"{ANOTHER_MIRROR} has the new type",
+                remedy=f"{COPIED_MIRROR} has the new type",
             )
         kind = wanted
-    return known.model_copy(update={"name": column.name, "field_type": kind})
+    return field.model_copy(update={"name": column.name, "field_type": kind})
 
 
 def _takes(kind: IcebergType, other: IcebergType) -> bool:
@@ -161,7 +165,7 @@ def _takes(kind: IcebergType, other: IcebergType) -> bool:
 
 def arrow_schema(schema: Schema) -> pa.Schema:
     """The Arrow schema of the data files, with field ids."""
-    return pa.schema([one.with_type(_small(one.type)) for one in schema_to_pyarrow(schema)])
+    return pa.schema([field.with_type(_small(field.type)) for field in schema_to_pyarrow(schema)])
 
 
 def _small(kind: pa.DataType) -> pa.DataType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,13 +22,14 @@ from pyiceberg.table.update import (
 )
 
 from cdc_core.config import IcebergTarget
-from cdc_core.errors import DataAtRisk, Refused, TableMissing
+from cdc_core.errors import ColumnsMissing, DataAtRisk, Refused, TableMissing
 from cdc_core.lake.catalogs import name_of
 from cdc_core.lake.change_rows import ChangeRows
 from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.lake_schema import (
     ANOTHER_MIRROR,
     CHANGES_KEY,
+    COPIED_MIRROR,
     DELETED,
     evolved,
     first_changes_schema,
@@ -37,6 +39,7 @@ from cdc_core.lake.mirror import Mirror
 from cdc_core.lake.snapshots import (
     NUMBER,
     SCHEMAS,
+    SINCE,
     WITH_CHANGES,
     WITH_TOMBSTONES,
     LiveFiles,
@@ -49,11 +52,11 @@ from cdc_core.lake.snapshots import (
     table_files,
 )
 from cdc_core.lake.truncated import truncates_in
+from cdc_core.model.version import VERSION_COLUMN
 
 TOMBSTONES, CHANGES = "__deleted", "__changes"
 """The ends of the names of a mirror's table of tombstones, and of its changes table."""
-SINCE = "lockstep.since"
-"""A property of a changes table: the number of the mirror's snapshot after which it was made."""
+_NOT_IN_PATHS = re.compile(r"[^\w.-]+", re.ASCII)
 OWNER, LOGICAL, FOLDER = "lockstep.owner", "lockstep.table", "lockstep.folder"
 PROPERTIES = {
     "format-version": "2",
@@ -122,9 +125,9 @@ class MirrorTables:
 
     def mirror(self, rows: LiveFiles, tombstones: LiveFiles) -> Mirror:
         """As workers need it."""
-        mine, places = (table_files(one, latest_schema(one), self.key) for one in (self.rows, self.tombstones))
+        files, places = (table_files(table, latest_schema(table), self.key) for table in (self.rows, self.tombstones))
         buried = tuple(tombstones.files)
-        return Mirror(self.rule.logical, mine, tuple(rows.files), places, buried, tuple(truncates_in(places, buried)))
+        return Mirror(self.rule.logical, files, tuple(rows.files), places, buried, tuple(truncates_in(places, buried)))
 
     def change_rows(self, changes: LiveFiles) -> ChangeRows:
         """As workers need them."""
@@ -132,14 +135,22 @@ class MirrorTables:
 
 
 def _require_with(rows: Table, last: Snapshot | None, table: Table, name: str) -> None:
-    """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows. last:
-    our newest snapshot of the mirror. name: the property by which that says its number of the table."""
-    mine = own(table, head(table))
-    due, there = int((last and said(last, name)) or 0), int((mine and said(mine, NUMBER)) or 0)
-    # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
-    compacted = mine is None and head(table) is not None
+    """Raises DataAtRisk (lake.foreign_write) for a table that was rolled back to before what its mirror shows, or
+    dropped. last: our newest snapshot of the mirror. name: the property by which that says its number of the table."""
+    snapshot = own(table, head(table))
+    due, there = int((last and said(last, name)) or 0), int((snapshot and said(snapshot, NUMBER)) or 0)
     made_since = last is not None and int(table.properties.get(SINCE, 0)) >= int(said(last, NUMBER))
-    if there < due and not compacted and not made_since:
+    behind = there < due and not made_since
+    if behind and head(table) is None:
+        raise DataAtRisk(
+            f"{name_of(table.name())} was dropped, and made again: {name_of(rows.name())} had {due} snapshots of it. "
+            "Deleted rows could come back.",
+            where=name_of(table.name()),
+            code="lake.foreign_write",
+            remedy=f"restore it; or {ANOTHER_MIRROR} has its own",
+        )
+    # Compactions by others may be all that is left of its snapshots: it is not told then from which one they come.
+    if behind and snapshot is not None:
         raise DataAtRisk(
             f"{name_of(table.name())} was rolled back to number {there} of its snapshots; what "
             f"{name_of(rows.name())} shows came with number {due}. Deleted rows could come back, and changes would be "
@@ -178,18 +189,21 @@ def opened(
 def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames: Sequence[tuple[str, str]]) -> None:
     """Raises Refused (target.definition) for a mirror that was made by another key, or that does otherwise with deleted
     rows."""
-    name, known = rows.name(), tuple(field.name for field in latest_schema(tombstones).fields[:-1])
-    renamed = known
+    name, known = rows.name(), key_names(tombstones)
+    key, renamed = [column.lower() for column in rule.key], [column.lower() for column in known]
+    made_by = list(renamed)
     for old, new in renames:
-        renamed = tuple(new if one.lower() == old.lower() else one for one in renamed)
-    if rule.key not in (known, renamed):
-        raise Refused(
+        renamed = [new.lower() if column == old.lower() else column for column in renamed]
+    if key not in (made_by, renamed):
+        lacking = set(key) - {column.lower() for column in latest_schema(rows).column_names}
+        follows = "the run that has the change follows a column that was renamed. For another key, " if lacking else ""
+        raise (ColumnsMissing if lacking else Refused)(
             f"The rows of {name_of(name)} are known by ({', '.join(known)}); the key is ({', '.join(rule.key)}) now.",
             where=name_of(name),
             code="target.definition",
-            remedy=f"{ANOTHER_MIRROR} has the new key",
+            remedy=f"{follows}{COPIED_MIRROR} has the new key",
         )
-    was, wanted = ("flag" if one else "remove" for one in (DELETED in rows.schema().column_names, rule.flagged))
+    was, wanted = ("flag" if flagged else "remove" for flagged in (DELETED in rows.schema().column_names, rule.flagged))
     if was != wanted:
         raise Refused(
             f"{name_of(name)} was made with deletes: {was}, and its rule says deletes: {wanted} now.",
@@ -197,6 +211,13 @@ def _require_same_rule(rows: Table, tombstones: Table, rule: MirrorRule, renames
             code="target.definition",
             remedy=f"set deletes: {was} for the table; or {ANOTHER_MIRROR} has deletes: {wanted}",
         )
+
+
+def key_names(tombstones: Table) -> tuple[str, ...]:
+    """The key of a mirror by the columns of its tombstones: those that were there first, before the version."""
+    schema = latest_schema(tombstones)
+    version = schema.find_field(VERSION_COLUMN).field_id
+    return tuple(field.name for field in schema.fields if field.field_id < version)
 
 
 def _loaded(catalog: Catalog, identifier: tuple[str, ...]) -> Table:
@@ -241,7 +262,7 @@ def place_of(catalog: Catalog, identifier: tuple[str, ...]) -> tuple[str | None,
     warehouse, token = catalog.properties.get("warehouse", ""), secrets.token_hex(4)
     if "://" not in warehouse:
         return None, {}
-    folder = f"{identifier[-1]}-{token}"
+    folder = f"{_NOT_IN_PATHS.sub('_', identifier[-1])}-{token}"
     return "/".join([warehouse.rstrip("/"), *identifier[:-1], folder]), {FOLDER: folder}
 
 
@@ -262,9 +283,9 @@ def _require_as_made(table: Table) -> None:
     if not table.spec().is_unpartitioned():
         changes.append("is partitioned now")
     now, snapshot = metadata.current_schema_id, head(table)
-    mine = own_schemas(table)
-    if now not in mine:
-        published = snapshot.schema_id if snapshot is not None and snapshot.schema_id in mine else mine[0]
+    schema_ids = own_schemas(table)
+    if now not in schema_ids:
+        published = snapshot.schema_id if snapshot is not None and snapshot.schema_id in schema_ids else schema_ids[0]
         others = {field.field_id: field for field in table.schema().fields}
         for field in table.schemas()[published].fields:
             other = others.get(field.field_id)
@@ -326,7 +347,7 @@ def _adding(table: Table, made: Schema) -> TableCommit:
     metadata, number = table.metadata, max(table.schemas()) + 1
     added = Schema(*made.fields, schema_id=number, identifier_field_ids=made.identifier_field_ids)
     requirements = (AssertLastAssignedFieldId(last_assigned_field_id=metadata.last_column_id),)
-    mine = ",".join(str(one) for one in (*own_schemas(table), number))
+    mine = ",".join(str(schema_id) for schema_id in (*own_schemas(table), number))
     updates = AddSchemaUpdate.model_validate({"schema": added}), SetPropertiesUpdate(updates={SCHEMAS: mine})
     return TableCommit(table, requirements, updates)
 
@@ -334,7 +355,7 @@ def _adding(table: Table, made: Schema) -> TableCommit:
 def show_schema(tables: MirrorTables) -> None:
     """Readers see the schemas that were added last. Raises what the catalog raises."""
     due = [part for part in tables.parts if latest_schema(part).schema_id != part.metadata.current_schema_id]
-    updates = [SetCurrentSchemaUpdate.model_validate({"schema-id": latest_schema(one).schema_id}) for one in due]
+    updates = [SetCurrentSchemaUpdate.model_validate({"schema-id": latest_schema(table).schema_id}) for table in due]
     commits = [TableCommit(table, (), (update,)) for table, update in zip(due, updates, strict=True)]
     if commits:
         commit(tables.rows.catalog, commits)
@@ -349,11 +370,11 @@ def required_schemas(
     """The schemas that rows with these columns need, by those of the tables that have none. every: with columns that
     the rows' tables no longer have: of the changes. Raises Refused (target.definition)."""
     of_key = [next(column for column in columns if column.name == name) for name in tables.key]
-    found = []
+    schemas = []
     wanted = columns, of_key, every or columns
     for table, mine in zip(tables.parts, wanted, strict=False):
         schema, last_id = latest_schema(table), table.metadata.last_column_id
         made = evolved(schema, last_id, mine, renames, table=name_of(table.name()))
         if made is not None:
-            found.append((table, made))
-    return found
+            schemas.append((table, made))
+    return schemas

@@ -33,6 +33,7 @@ from cdc_core.model.version import (
     newer_or_equal,
     newer_or_equal_each,
     origin_of,
+    other_names,
     other_origin,
 )
 
@@ -76,11 +77,11 @@ def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tupl
     held, entombed = there.present, there.tombstones(buried)
     versions = versions_of_rows(rows)
     upserts = np.asarray(whole(pc.equal(rows.column(OP), MergedOp.UPSERT)))
-    known = HeldVersions(
+    held_versions = HeldVersions(
         held.versions, _tombstones(entombed, versions, mirror.truncates), np.zeros(len(versions), np.int64)
     )
     classes, reasons = classify_each(
-        known,
+        held_versions,
         versions,
         upserts,
         np.asarray(whole(rows.column(BORN).fill_null(False))),
@@ -99,7 +100,7 @@ def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tupl
     for at in np.flatnonzero(keyless).tolist():
         same[at] = not fresh_truncates(mirror, versions_of_rows(winners.slice(at, 1)).to_pylist())
     stale = pa.array(classes == RowClass.STALE)
-    instead = [one.filter(stale) for one in (held.versions, entombed)]
+    instead = [column.filter(stale) for column in (held.versions, entombed)]
     noted = _noted(
         winners,
         classes=of_winners.objects(classes, RowClass.DELETE),
@@ -127,7 +128,9 @@ def fresh_truncates(mirror: Mirror, versions: Iterable[bytes]) -> list[bytes]:
     return [
         version
         for version in versions
-        if not any(name_in(version) == name_in(known) and newer_or_equal(known, version) for known in mirror.truncates)
+        if not any(
+            name_in(version) == name_in(truncate) and newer_or_equal(truncate, version) for truncate in mirror.truncates
+        )
     ]
 
 
@@ -186,7 +189,7 @@ def _require_own_origin(
     if ENDED_ORIGINS not in rows.column_names:
         return
     ended = rows.column(ENDED_ORIGINS).to_pylist()
-    for at in np.flatnonzero(np.asarray(held.is_valid())).tolist():
+    for at in np.flatnonzero(np.asarray(other_names(versions, held))).tolist():
         there, mine = held[at].as_py(), versions[at].as_py()
         if classes[at] != RowClass.STALE and other_origin(mine, there):
             if origin_of(there).decode() in (ended[at] or "").split(","):
@@ -297,18 +300,18 @@ def _taken(files: KeyedFiles, rows: pa.Table) -> pa.Table:
     keyless = np.asarray(whole(pc.equal(rows.column(OP), MergedOp.TRUNCATE)))
     deleted = whole(pc.not_equal(rows.column(OP), MergedOp.UPSERT))
     columns = []
-    for one in files.columns:
-        if one.name == VERSION_COLUMN:
+    for file_column in files.columns:
+        if file_column.name == VERSION_COLUMN:
             column = versions_of_rows(rows)
-        elif one.name == DELETED:
+        elif file_column.name == DELETED:
             column = deleted
-        elif one.name == DELETED_AT:
-            column = pc.if_else(deleted, whole(rows.column(TS)), None).cast(one.type)
-        elif one.name in rows.column_names:
-            column = whole(rows.column(one.name)).cast(one.type)
-            if keyless.any() and one.name in files.key:
-                column = pc.if_else(pa.array(keyless), pa.scalar(None, one.type), column)
+        elif file_column.name == DELETED_AT:
+            column = pc.if_else(deleted, whole(rows.column(TS)), None).cast(file_column.type)
+        elif file_column.name in rows.column_names:
+            column = whole(rows.column(file_column.name)).cast(file_column.type)
+            if keyless.any() and file_column.name in files.key:
+                column = pc.if_else(pa.array(keyless), pa.scalar(None, file_column.type), column)
         else:
-            column = pa.nulls(rows.num_rows, one.type)
+            column = pa.nulls(rows.num_rows, file_column.type)
         columns.append(column)
     return pa.table(columns, schema=files.columns)

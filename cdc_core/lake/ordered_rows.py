@@ -55,10 +55,10 @@ def beyond(keys: Sequence[pa.Array], bound: Sequence[Any], down: Sequence[bool])
     column, whether smaller values come after."""
     after, equal = np.zeros(len(keys[0]), bool), np.ones(len(keys[0]), bool)
     for column, value, falls in zip(keys, bound, down, strict=True):
-        one = pa.scalar(value, column.type) if pa.types.is_decimal(column.type) else pa.scalar(value)
-        further = pc.less(column, one) if falls else pc.greater(column, one)
+        scalar = pa.scalar(value, column.type) if pa.types.is_decimal(column.type) else pa.scalar(value)
+        further = pc.less(column, scalar) if falls else pc.greater(column, scalar)
         after |= equal & np.asarray(further.fill_null(False))
-        equal &= np.asarray(pc.equal(column, one).fill_null(False))
+        equal &= np.asarray(pc.equal(column, scalar).fill_null(False))
     return after, equal
 
 
@@ -108,7 +108,7 @@ class SnapshotRows:
         self._kept: OrderedDict[tuple[_Group, tuple[str, ...]], pa.Table] = OrderedDict()
 
     def count(self) -> int:
-        return sum(one.rows - len(self._gone_of(number)) for number, one in enumerate(self._live))
+        return sum(file.rows - len(self._gone_of(number)) for number, file in enumerate(self._live))
 
     @cached_property
     def deep(self) -> bool:
@@ -120,15 +120,15 @@ class SnapshotRows:
 
     def all(self, names: Sequence[str]) -> Iterator[pa.Table]:
         """Every row, in the order of the files. names: of columns."""
-        for number, one in enumerate(self._live):
-            yield from live_rows(self._files, one, self._gone_of(number), names)
+        for number, file in enumerate(self._live):
+            yield from live_rows(self._files, file, self._gone_of(number), names)
 
     def between(self, names: Sequence[str], span: KeySpan) -> pa.Table:
         """The rows of a span, in the order of the key. names: of columns, those of the key among them."""
-        found = list(self.select(names, span.mask, span.apart))
-        if not found:
+        tables = list(self.select(names, span.mask, span.apart))
+        if not tables:
             return pa.schema([self._files.columns.field(name) for name in names]).empty_table()
-        rows = pa.concat_tables(found)
+        rows = pa.concat_tables(tables)
         down = span.down or (False,) * len(self._files.key)
         keys = [
             (name, "descending" if falls else "ascending") for name, falls in zip(self._files.key, down, strict=True)
@@ -152,7 +152,7 @@ class SnapshotRows:
         self._kept.pop((group, names), None)
         if not used_up:
             self._kept[group, names] = rows
-        size_bytes = sum(one.nbytes for one in self._kept.values())
+        size_bytes = sum(kept.nbytes for kept in self._kept.values())
         while size_bytes > KEPT_BYTES:
             size_bytes -= self._kept.popitem(last=False)[1].nbytes
 
@@ -163,31 +163,31 @@ class SnapshotRows:
 
     def _gone_of(self, number: int) -> BitMap:
         if number not in self._gone:
-            one = self._live[number]
-            self._gone[number] = deleted_rows(self._files, one) if one.deletes else BitMap()
+            file = self._live[number]
+            self._gone[number] = deleted_rows(self._files, file) if file.deletes else BitMap()
             if self._hides:
-                self._gone[number] |= flagged_rows(self._files, one)
+                self._gone[number] |= flagged_rows(self._files, file)
         return self._gone[number]
 
     @cached_property
     def _groups(self) -> list[_Group]:
-        found = []
-        for number, one in enumerate(self._live):
-            with OpenFile(self._files, one.path) as opened:
-                found += [_Group(number, group, *_bounds(self._files, opened, group)) for group in opened.groups]
-        return found
+        groups = []
+        for number, file in enumerate(self._live):
+            with OpenFile(self._files, file.path) as opened:
+                groups += [_Group(number, group, *_bounds(self._files, opened, group)) for group in opened.groups]
+        return groups
 
 
 def wanted_rows(files: KeyedFiles, path: str, mask: Mask, apart: Apart) -> BitMap:
     """The positions of the wanted rows of a file, whether they are deleted or not."""
-    found = BitMap()
+    wanted = BitMap()
     with OpenFile(files, path) as opened:
         for group in opened.groups:
             low, high = _bounds(files, opened, group)
             if not (low and apart(low, high)):
                 here = np.flatnonzero(mask(opened.read(group, files.key))) + int(opened.starts[group])
-                found |= BitMap(here.astype(np.uint32))
-    return found
+                wanted |= BitMap(here.astype(np.uint32))
+    return wanted
 
 
 def _bounds(files: KeyedFiles, opened: OpenFile, group: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     RemoveSnapshotRefUpdate,
@@ -40,13 +39,13 @@ from cdc_core.lake.snapshots import (
     FileChange,
     LiveFiles,
     ancestry,
-    foreign,
     head,
     latest_schema,
     next_number,
     number_of,
     on_branch,
     pointing,
+    require_welcome,
     said,
     snapshot_of,
 )
@@ -140,48 +139,54 @@ def publish(catalog: Catalog, snapshots: Sequence[LakeSnapshot]) -> bool:
     return bool(due)
 
 
-def _published(table: Table, one: LakeSnapshot) -> bool:
-    return any(each.snapshot_id == one.snapshot for each in ancestry(table, head(table)))
+def _published(table: Table, snapshot: LakeSnapshot) -> bool:
+    return any(each.snapshot_id == snapshot.snapshot for each in ancestry(table, head(table)))
 
 
-def _require_base(table: Table, one: LakeSnapshot) -> None:
-    if table.metadata.snapshot_by_id(one.snapshot) is None:
+def _require_base(table: Table, snapshot: LakeSnapshot) -> None:
+    if table.metadata.snapshot_by_id(snapshot.snapshot) is None:
         raise DataAtRisk(
-            f"The snapshot {one.snapshot} of {name_of(one.identifier)} is gone before it was published.",
-            where=name_of(one.identifier),
+            f"The snapshot {snapshot.snapshot} of {name_of(snapshot.identifier)} is gone before it was published.",
+            where=name_of(snapshot.identifier),
             code="lake.files_lost",
             remedy=f"{repeat_from('filter')}. Keep the branches lockstep_* from what expires snapshots",
         )
+    require_seen(table, snapshot.base)
+
+
+def require_seen(table: Table, base: int | None) -> None:
+    """Raises RetryLater (lake.compacted) unless readers still see the snapshot that a run is based on; DataAtRisk
+    (lake.foreign_write)."""
     now = head(table)
-    if (now.snapshot_id if now is not None else None) == one.base:
+    if (now.snapshot_id if now is not None else None) == base:
         return
     for each in ancestry(table, now):
-        if each.snapshot_id == one.base:
+        if each.snapshot_id == base:
             break
-        if not said(each, RUN) and (each.summary is None or each.summary.operation != Operation.REPLACE):
-            raise foreign(table, each, "was not written by Lockstep, and changed rows")
+        if not said(each, RUN):
+            require_welcome(table, each)
     raise RetryLater(
-        f"{name_of(one.identifier)} has a newer snapshot than the run is based on: files were compacted meanwhile, or "
+        f"{name_of(table.name())} has a newer snapshot than the run is based on: files were compacted meanwhile, or "
         "another run has published.",
-        where=name_of(one.identifier),
+        where=name_of(table.name()),
         code="lake.compacted",
         remedy=repeat_from("filter"),
     )
 
 
-def _requirements(one: LakeSnapshot) -> tuple[TableRequirement, ...]:
-    return (AssertRefSnapshotId(ref=MAIN, snapshot_id=one.base),)
+def _requirements(snapshot: LakeSnapshot) -> tuple[TableRequirement, ...]:
+    return (AssertRefSnapshotId(ref=MAIN, snapshot_id=snapshot.base),)
 
 
-def _updates(table: Table, one: LakeSnapshot) -> tuple[TableUpdate, ...]:
-    snapshot = table.metadata.snapshot_by_id(one.snapshot)
+def _updates(table: Table, lake_snapshot: LakeSnapshot) -> tuple[TableUpdate, ...]:
+    snapshot = table.metadata.snapshot_by_id(lake_snapshot.snapshot)
     assert snapshot is not None
     updates: list[TableUpdate] = []
     if snapshot.schema_id is not None and snapshot.schema_id != table.metadata.current_schema_id:
         updates.append(SetCurrentSchemaUpdate(schema_id=snapshot.schema_id))
     if number := said(snapshot, NUMBER):
         updates.append(SetPropertiesUpdate(updates={NUMBER: number}))
-    updates.append(pointing(MAIN, one.snapshot))
-    if one.branch in table.metadata.refs:
-        updates.append(RemoveSnapshotRefUpdate(ref_name=one.branch))
+    updates.append(pointing(MAIN, lake_snapshot.snapshot))
+    if lake_snapshot.branch in table.metadata.refs:
+        updates.append(RemoveSnapshotRefUpdate(ref_name=lake_snapshot.branch))
     return tuple(updates)

@@ -51,6 +51,8 @@ WITH_TOMBSTONES = "lockstep.tombstones"
 """In the summary of a mirror's snapshot: the number of the snapshot of its tombstones that belongs to it."""
 WITH_CHANGES = "lockstep.changes"
 """The same of its changes table."""
+SINCE = "lockstep.since"
+"""A property of a changes table: the number of the mirror's snapshot after which it was made."""
 SCHEMAS = "lockstep.schemas"
 """A property of each of our tables."""
 _OF_CATALOG = re.compile(r"(uri|token|credential|scope|oauth2-server-uri|header\..*|auth\..*)$")
@@ -89,11 +91,11 @@ class LiveFiles:
     @cached_property
     def deletes(self) -> dict[str, ManifestEntry]:
         """The entries of files with positions of deleted rows, by path. Raises DataAtRisk (lake.foreign_write)."""
-        found = [entry for entry in self._entries if entry.data_file.content != DataFileContent.DATA]
-        for one in found:
-            if one.data_file.content == DataFileContent.EQUALITY_DELETES:
+        entries = [entry for entry in self._entries if entry.data_file.content != DataFileContent.DATA]
+        for entry in entries:
+            if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
                 raise foreign(self.table, self.snapshot, "has deletes by equality, which no position can be told of")
-        return {one.data_file.file_path: one for one in found}
+        return {entry.data_file.file_path: entry for entry in entries}
 
     @cached_property
     def _entries(self) -> list[ManifestEntry]:
@@ -149,9 +151,9 @@ def foreign(table: Table, snapshot: Snapshot | None, what: str) -> DataAtRisk:
         f"Snapshot {number} of {name_of(table.name())} {what}.",
         where=name_of(table.name()),
         code="lake.foreign_write",
-        remedy="nothing was published. Lockstep alone writes to this table; compactions by others are welcome. Roll it "
-        "back to the last snapshot whose summary has lockstep.run (Spark: CALL system.rollback_to_snapshot), and run "
-        "again",
+        remedy="nothing was published. Lockstep alone writes to this table; compactions by others are welcome, and, in "
+        "a changes table, deletes by positions or of whole files. Roll it back to the last snapshot whose summary has "
+        "lockstep.run (Spark: CALL system.rollback_to_snapshot), and run again",
     )
 
 
@@ -208,11 +210,11 @@ def snapshot_of(live: LiveFiles, change: FileChange, schema: Schema, properties:
     """Writes the manifests of a new snapshot."""
     table, base = live.table, live.snapshot
     number, token = table.metadata.new_snapshot_id(), uuid.uuid4()
-    renewed = {one.deletes_of for one in change.added if one.deletes_of} | change.removed
+    renewed = {file.deletes_of for file in change.added if file.deletes_of} | change.removed
     gone = {path for path, delete in live.deletes.items() if path_of_deletes(delete.data_file) in renewed}
-    data = [_entry(number, one) for one in change.added if not one.deletes_of]
+    data = [_entry(number, file) for file in change.added if not file.deletes_of]
     data += _kept(number, live.data, change.removed, unnamed=change.unnamed)
-    deletes = [_entry(number, one) for one in change.added if one.deletes_of]
+    deletes = [_entry(number, file) for file in change.added if file.deletes_of]
     deletes += _kept(number, live.deletes, gone, unnamed=change.unnamed)
     provider, manifests = table.location_provider(), list[ManifestFile]()
     for kind, entries in ((ManifestWriterV2, data), (_ManifestOfDeletes, deletes)):
@@ -274,13 +276,13 @@ def _summary(data: Sequence[ManifestEntry], deletes: Sequence[ManifestEntry], pr
             if some:
                 removed_data = what == "data" and word == "removed"
                 figures[f"{'deleted' if removed_data else word}-{what}-files"] = len(some)
-                figures[f"{'deleted' if removed_data else word}-{rows}"] = sum(one.record_count for one in some)
-                size = sum(one.file_size_in_bytes for one in some)
+                figures[f"{'deleted' if removed_data else word}-{rows}"] = sum(file.record_count for file in some)
+                size = sum(file.file_size_in_bytes for file in some)
                 figures[f"{word}-files-size"] = figures.get(f"{word}-files-size", 0) + size
         live = [entry.data_file for entry in entries if entry.status != ManifestEntryStatus.DELETED]
         figures[every] = len(live)
-        figures[f"total-{rows}"] = sum(one.record_count for one in live)
-        size = sum(one.file_size_in_bytes for one in live)
+        figures[f"total-{rows}"] = sum(file.record_count for file in live)
+        size = sum(file.file_size_in_bytes for file in live)
         figures["total-files-size"] = figures.get("total-files-size", 0) + size
     figures["total-equality-deletes"] = 0
     operation = Operation.OVERWRITE
@@ -317,14 +319,14 @@ def pointing(ref: str, snapshot: int, kind: str = "branch") -> SetSnapshotRefUpd
 
 def own_schemas(table: Table) -> list[int]:
     """The numbers of the schemas that we have given a table, in the order in which they came."""
-    return [int(one) for one in table.properties[SCHEMAS].split(",")]
+    return [int(text) for text in table.properties[SCHEMAS].split(",")]
 
 
 def latest_schema(table: Table) -> Schema:
     """The schema that we have added last, whether or not rows with it have been published; or that of somebody else, if
     readers see one that came later. It takes what files of all have: columns only get wider."""
-    mine, current = own_schemas(table), table.metadata.current_schema_id
-    return table.schemas()[max(mine[-1], current)]
+    schema_ids, current = own_schemas(table), table.metadata.current_schema_id
+    return table.schemas()[max(schema_ids[-1], current)]
 
 
 def head(table: Table, ref: str = MAIN) -> Snapshot | None:
@@ -346,14 +348,20 @@ def ancestry(table: Table, snapshot: Snapshot | None) -> Iterator[Snapshot]:
 
 
 def own(table: Table, snapshot: Snapshot | None) -> Snapshot | None:
-    """The newest of our snapshots in the ancestry of one. Raises DataAtRisk (lake.foreign_write) for one in between
-    that changed rows."""
-    for one in ancestry(table, snapshot):
-        if said(one, RUN):
-            return one
-        if one.summary is None or one.summary.operation != Operation.REPLACE:
-            raise foreign(table, one, "was not written by Lockstep, and changed rows")
+    """The newest of our snapshots in the ancestry of one. Raises as `require_welcome`."""
+    for ancestor in ancestry(table, snapshot):
+        if said(ancestor, RUN):
+            return ancestor
+        require_welcome(table, ancestor)
     return None
+
+
+def require_welcome(table: Table, snapshot: Snapshot) -> None:
+    """Raises DataAtRisk (lake.foreign_write) for a snapshot of somebody else that is not a compaction. From a changes
+    table others may delete rows: runs ask for none of them."""
+    welcome = (Operation.REPLACE, Operation.DELETE) if SINCE in table.properties else (Operation.REPLACE,)
+    if snapshot.summary is None or snapshot.summary.operation not in welcome:
+        raise foreign(table, snapshot, "was not written by Lockstep, and changed rows")
 
 
 def number_of(table: Table, snapshot: Snapshot | None) -> int:

@@ -1,8 +1,8 @@
 """Tombstones that nothing can ask for any more: the staged history begins after them.
 
 In place of those that go, one without a key stays, with the version of the newest of them. To a change that is older,
-as a run may have that began before the history was purged, it says what they would have said. Tombstones of several
-source tables are compared by time, and all stay.
+as a run may have that began before the history was purged, it says what they would have said. Tombstones that are
+compared with changes of other sources are so by time, and all stay: of them, nothing says that they were purged.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from cdc_core.history.codes import whole
 from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.compaction import DELETED_SHARE, change_due, rewritten
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, without, write_rows
+from cdc_core.lake.lake_tables import key_names
 from cdc_core.lake.snapshots import (
     MAIN,
     NUMBER,
@@ -44,11 +45,11 @@ _SEQ, _PLACE, _NAME = slice(8, 16), slice(8, 24), slice(24, VERSION_BYTES)
 
 def forget_tombstones(table: Table, begins: Mapping[str, int]) -> int:
     """Removes tombstones from before the staged history of their source begins, if they are a fifth or more; how many.
-    begins: by source, the least order key that a staged change, or a copied row, may have.
+    begins: by source of the pipeline, the least order key that a staged change, or a copied row, may have.
 
     Raises DataAtRisk (lake.foreign_write), and what the catalog raises."""
     schema, last = latest_schema(table), own(table, head(table))
-    key = tuple(field.name for field in schema.fields[:-1])
+    key = key_names(table)
     live, files = LiveFiles(table, head(table), key), table_files(table, schema, key)
     found = _older(files, live.files, begins)
     if last is None or found is None:
@@ -58,8 +59,8 @@ def forget_tombstones(table: Table, begins: Mapping[str, int]) -> int:
     keyless = truncates_in(files, live.files).get(newest)
     if keyless is not None:
         gone[keyless[0]] -= BitMap([keyless[1]])
-    row = pa.table([pa.array([newest if one.name == VERSION_COLUMN else None], one.type) for one in files.columns],
-                   schema=files.columns)  # fmt: skip
+    newest_alone = [pa.array([newest if field.name == VERSION_COLUMN else None], field.type) for field in files.columns]
+    row = pa.table(newest_alone, schema=files.columns)
     added = list(write_rows(files, row)) if keyless is None else []
     due = change_due(live.files, added, {path: some for path, some in gone.items() if some})
     change = due.done(new for rewrite in due.rewrites for new in rewritten(files, rewrite))
@@ -72,13 +73,13 @@ def forget_tombstones(table: Table, begins: Mapping[str, int]) -> int:
 def _older(
     files: KeyedFiles, live: Sequence[LiveFile], begins: Mapping[str, int]
 ) -> tuple[dict[str, BitMap], bytes] | None:
-    """(by file, the positions of the tombstones that go; the newest version of them); None if they are few, or of
-    several sources or source tables."""
+    """(by file, the positions of the tombstones that go; the newest version of them); None if they are few, or may be
+    compared with changes of other sources or source tables."""
     gone: dict[str, BitMap] = {}
     count, names, newest = 0, set[bytes](), b""
-    for one in live:
-        dead = deleted_rows(files, one) if one.deletes else BitMap()
-        with OpenFile(files, one.path) as opened:
+    for file in live:
+        dead = deleted_rows(files, file) if file.deletes else BitMap()
+        with OpenFile(files, file.path) as opened:
             for group in opened.groups:
                 start = int(opened.starts[group])
                 rows = opened.read(group, [VERSION_COLUMN]).append_column("at", _numbers(opened, group))
@@ -87,11 +88,14 @@ def _older(
                 names |= set(pc.unique(_part(versions, _NAME)).to_pylist())
                 if len(names) > 1:
                     return None
-                begin = begins.get(decode(versions[0].as_py()).source, 0) if len(versions) else 0
+                version = decode(versions[0].as_py()) if len(versions) else None
+                if version is not None and len(begins) > 1 and not version.origin:
+                    return None
+                begin = begins.get(version.source, 0) if version is not None else 0
                 older = rows.filter(pc.less(_part(versions, _SEQ), begin.to_bytes(8)))
                 count += rows.num_rows
                 if older.num_rows:
-                    gone[one.path] = gone.get(one.path, BitMap()) | BitMap(np.asarray(older.column("at"), np.uint32))
+                    gone[file.path] = gone.get(file.path, BitMap()) | BitMap(np.asarray(older.column("at"), np.uint32))
                     newest = max(newest, *whole(older.column(0)).to_pylist(), key=lambda version: version[_PLACE])
     return (gone, newest) if sum(map(len, gone.values())) > max(1, DELETED_SHARE * count) else None
 

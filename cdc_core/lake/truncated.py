@@ -5,7 +5,7 @@ The tombstones have a row without a key for each TRUNCATE. Older rows than it, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from cdc_core.lake.data_files import (
     OpenFile,
     deleted_rows,
     flagged_rows,
+    gathered,
     in_order,
     live_rows,
 )
@@ -29,17 +30,17 @@ from cdc_core.model.version import VERSION_COLUMN, decode, newer_or_equal_each, 
 
 def removed_by(files: KeyedFiles, file: LiveFile, truncates: Sequence[bytes]) -> BitMap:
     """The positions of the present rows of a file that truncates of these versions remove."""
-    found = BitMap()
+    removed = BitMap()
     with OpenFile(files, file.path) as opened:
         for group in opened.groups:
             versions = whole(opened.read(group, [VERSION_COLUMN]).column(0))
             older = np.zeros(len(versions), bool)
             for truncate in truncates:
                 older |= _removes(truncate, versions)
-            found |= BitMap((np.flatnonzero(older) + int(opened.starts[group])).astype(np.uint32))
-    if files.flagged and found:
-        found -= flagged_rows(files, file)
-    return found - deleted_rows(files, file) if file.deletes else found
+            removed |= BitMap((np.flatnonzero(older) + int(opened.starts[group])).astype(np.uint32))
+    if files.flagged and removed:
+        removed -= flagged_rows(files, file)
+    return removed - deleted_rows(files, file) if file.deletes else removed
 
 
 def _removes(truncate: bytes, versions: pa.BinaryArray) -> npt.NDArray[np.bool_]:
@@ -56,10 +57,16 @@ def left_to_truncates(ended: Mapping[str, BitMap], gone: Mapping[str, BitMap]) -
     return {path: left for path, rows in ended.items() if (left := rows - gone.get(path, BitMap()))}
 
 
-def truncated_rows(files: KeyedFiles, file: LiveFile, positions: BitMap, truncates: Sequence[bytes]) -> pa.Table:
-    """The rows of a file at these positions, which truncates of these versions remove, as deleted ones that stay; in
-    the order of the key."""
-    rows = pa.concat_tables(live_rows(files, file, BitMap(range(file.rows)) - positions))
+def truncated_rows(
+    files: KeyedFiles, file: LiveFile, positions: BitMap, truncates: Sequence[bytes]
+) -> Iterator[pa.Table]:
+    """The rows of a file at these positions, which truncates of these versions remove, as deleted ones that stay; as
+    many at once as `gathered` has them, in the order of the key."""
+    for rows in gathered(live_rows(files, file, BitMap(range(file.rows)) - positions)):
+        yield in_order(_as_deleted(rows, truncates), files.key)
+
+
+def _as_deleted(rows: pa.Table, truncates: Sequence[bytes]) -> pa.Table:
     versions, times = whole(rows.column(VERSION_COLUMN)), whole(rows.column(DELETED_AT))
     for truncate in truncates:
         newer = pa.array(_removes(truncate, versions))
@@ -67,21 +74,21 @@ def truncated_rows(files: KeyedFiles, file: LiveFile, positions: BitMap, truncat
         times = pc.if_else(newer, pa.scalar(decode(truncate).commit_ts_us, pa.int64()).cast(times.type), times)
     made = {VERSION_COLUMN: versions, DELETED_AT: times, DELETED: pa.array([True] * rows.num_rows)}
     columns = [made.get(name, rows.column(name)) for name in rows.column_names]
-    return in_order(pa.table(columns, rows.column_names), files.key)
+    return pa.table(columns, rows.column_names)
 
 
 def truncates_in(files: KeyedFiles, live: Sequence[LiveFile]) -> dict[bytes, tuple[str, int]]:
     """The tombstones without a key: where each version is."""
     found: dict[bytes, tuple[str, int]] = {}
-    for one in live:
-        if not one.keyless:
+    for file in live:
+        if not file.keyless:
             continue
-        gone = deleted_rows(files, one) if one.deletes else BitMap()
-        with OpenFile(files, one.path) as opened:
+        gone = deleted_rows(files, file) if file.deletes else BitMap()
+        with OpenFile(files, file.path) as opened:
             for group in opened.groups:
                 rows = opened.read(group, [files.key[0], VERSION_COLUMN])
                 for at in np.flatnonzero(np.asarray(whole(rows.column(0).is_null()))).tolist():
                     place = at + int(opened.starts[group])
                     if place not in gone:
-                        found[rows.column(1)[at].as_py()] = (one.path, place)
+                        found[rows.column(1)[at].as_py()] = (file.path, place)
     return found

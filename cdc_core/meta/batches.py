@@ -155,13 +155,13 @@ class Batches(Repository):
     @reads
     def files(self, batch_ids: Sequence[str]) -> Mapping[str, tuple[FileRow, ...]]:
         """The files of each batch, in their manifest's order; () for a batch without rows."""
-        found: dict[str, list[FileRow]] = defaultdict(list)
+        files: dict[str, list[FileRow]] = defaultdict(list)
         for some in slices(batch_ids):
             chosen = _file.c.batch_id.in_(some)
             for row in self.execute(select(_file).where(chosen).order_by(_file.c.batch_id, _file.c.part)):
                 file = value_of(FileRow, row, table=row.table_name, rows=row.row_count)
-                found[row.batch_id].append(file)
-        return {batch_id: tuple(found[batch_id]) for batch_id in batch_ids}
+                files[row.batch_id].append(file)
+        return {batch_id: tuple(files[batch_id]) for batch_id in batch_ids}
 
     @writes
     def forget(self, horizons: Mapping[str, Position], before_us: int, *, dry_run: bool = False) -> int:
@@ -190,17 +190,17 @@ class Batches(Repository):
         row = self.execute(select(_batch).where(_batch.c.batch_id == manifest.batch_id)).one_or_none()
         if row is None:
             return False
-        known = self.files([manifest.batch_id])[manifest.batch_id]
-        had = [(file.path, file.sha256, file.rows) for file in known]
+        files = self.files([manifest.batch_id])[manifest.batch_id]
+        had = [(file.path, file.sha256, file.rows) for file in files]
         has = [(part.path, part.sha256, part.rows) for part in manifest.parts]
-        erased = {(one.path, one.sha256) for one in manifest.erased}
+        erased = {(rows.path, rows.sha256) for rows in manifest.erased}
         same = len(had) == len(has) and all(was == now or was[:2] in erased for was, now in zip(had, has, strict=True))
         if batch_of(row).end == manifest.end.position and same:
             if had != has:  # the erasure was killed before it came here
                 self._renew(manifest)
             return True
         raise DataAtRisk(
-            f"Meta has the batch {manifest.batch_id} with different contents: up to {batch_of(row).end}, {len(known)} "
+            f"Meta has the batch {manifest.batch_id} with different contents: up to {batch_of(row).end}, {len(files)} "
             f"files; the manifest goes up to {manifest.end.position} with {len(manifest.parts)} files.",
             where=manifest.path,
             code="stage.chain",

@@ -29,13 +29,13 @@ class ConsumeRecords(Repository):
     @reads
     def find(self, target: str, batch_ids: Sequence[str], *, lock: bool = False) -> tuple[RecordRow, ...]:
         """The target's records of these batches, by batch and table."""
-        found = []
+        records = []
         ordered = sorted(batch_ids)
         for part in slices(ordered):
             chosen = (_record.c.target == target) & _record.c.batch_id.in_(part)
             query = select(_record).where(chosen).order_by(_record.c.batch_id, _record.c.table_name)
-            found += [record_of(row) for row in self.execute(query.with_for_update() if lock else query)]
-        return tuple(found)
+            records += [record_of(row) for row in self.execute(query.with_for_update() if lock else query)]
+        return tuple(records)
 
     @reads
     def committed_by(self, run_id: str, target: str) -> tuple[str, ...]:
@@ -69,8 +69,8 @@ class ConsumeRecords(Repository):
         """Makes a run the owner of these records, of which none is committed. Raises RetryLater (run.taken_over)."""
         now = self.now_us()
         ids = sorted({claim.batch_id for claim in claims})
-        known = {(row.batch_id, row.table): row for row in self.find(target, ids, lock=True)}
-        done = next((row for row in known.values() if row.state.consumed), None)
+        records = {(row.batch_id, row.table): row for row in self.find(target, ids, lock=True)}
+        done = next((row for row in records.values() if row.state.consumed), None)
         if done is not None:
             raise BatchesTaken(
                 f"The run {done.run_id!r} committed the batch {done.batch_id} for {target!r} while this run was "
@@ -78,27 +78,27 @@ class ConsumeRecords(Repository):
                 where=run_id,
                 remedy="nothing has moved; plan again",
             )
-        fresh = [claim for claim in claims if (claim.batch_id, claim.table) not in known]
-        taken = [claim for claim in claims if (claim.batch_id, claim.table) in known]
+        fresh = [claim for claim in claims if (claim.batch_id, claim.table) not in records]
+        taken = [claim for claim in claims if (claim.batch_id, claim.table) in records]
         if fresh:
             self.execute(
                 insert(_record),
                 [
                     {
                         "target": target,
-                        "batch_id": one.batch_id,
-                        "table_name": one.table,
-                        "source": one.source,
-                        "begin_seq": one.begin_seq,
-                        "row_count": one.rows,
-                        "taken": one.taken,
+                        "batch_id": claim.batch_id,
+                        "table_name": claim.table,
+                        "source": claim.source,
+                        "begin_seq": claim.begin_seq,
+                        "row_count": claim.rows,
+                        "taken": claim.taken,
                         "state": RecordState.STAGED,
                         "run_id": run_id,
                         "attempts": 1,
                         "created_us": now,
                         "updated_us": now,
                     }
-                    for one in sorted(fresh, key=lambda one: (one.batch_id, one.table))
+                    for claim in sorted(fresh, key=lambda claim: (claim.batch_id, claim.table))
                 ],
             )
         if taken:
@@ -117,7 +117,7 @@ class ConsumeRecords(Repository):
                     last_error=None,
                     updated_us=now,
                 ),
-                [{"of_batch": one.batch_id, "of_table": one.table, "is_taken": one.taken} for one in taken],
+                [{"of_batch": claim.batch_id, "of_table": claim.table, "is_taken": claim.taken} for claim in taken],
             )
 
     def move(self, run_id: str, target: str, batch_ids: Sequence[str], goal: RecordState) -> int:
@@ -219,7 +219,7 @@ class ConsumeRecords(Repository):
     @writes
     def seed(self, target: str, batches: Sequence[BatchRow]) -> int:
         """Count batches as PURGED for a target that was filled by other means; how many of them had no record."""
-        known = {row.batch_id for row in self.find(target, [batch.batch_id for batch in batches], lock=True)}
+        batch_ids = {row.batch_id for row in self.find(target, [batch.batch_id for batch in batches], lock=True)}
         now = self.now_us()
         fresh = [
             {
@@ -237,7 +237,7 @@ class ConsumeRecords(Repository):
                 "updated_us": now,
             }
             for batch in batches
-            if batch.batch_id not in known
+            if batch.batch_id not in batch_ids
         ]
         if fresh:
             self.execute(insert(_record), fresh)

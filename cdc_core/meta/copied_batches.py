@@ -121,12 +121,12 @@ class CopiedBatches(Repository):
         self.execute(select(_ack.c.seq).where(_ack.c.source == source).with_for_update())
         waiting = [chunk.chunk for chunk in TableCopies(self.connection).chunks(source)]
         waiting += [chunk for manifest in self.decided(source) for chunk in manifest.chunks]
-        lows = [one.low for one in waiting] + [
+        lows = [chunk.low for chunk in waiting] + [
             copy.low for copy in TableCopies(self.connection).find(source) if copy.low is not None
         ]
         later = (_batch.c.source == source) & (_batch.c.chunk > 0) & (_batch.c.begin_seq >= end.seq)
         recorded = self.execute(select(_batch.c.batch_id).where(later)).scalars()
-        if any(low < end for low in lows) or any(one not in staged for one in recorded):
+        if any(low < end for low in lows) or any(batch_id not in staged for batch_id in recorded):
             raise moved_meanwhile(f"Rows of {source} were copied while the purge decided what to remove.", source)
         earlier = (_ack.c.source == source) & (_ack.c.purged_seq < end.seq)
         self.execute(update(_ack).where(earlier).values(purged_seq=end.seq))

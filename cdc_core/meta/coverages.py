@@ -21,11 +21,13 @@ class Coverages(Repository):
         """Whether the source's tables are staged with every row."""
         mine = select(_coverage).where(_coverage.c.source == source).order_by(_coverage.c.source_table)
         rows = self.execute(mine).all()
-        found = {row.source_table: parsed(TableCoverage, row.coverage) for row in rows}
+        coverages = {row.source_table: parsed(TableCoverage, row.coverage) for row in rows}
         survey = select(_ack.c.surveyed_seq, _ack.c.surveyed_captured).where(_ack.c.source == source)
         row = self.execute(survey).one_or_none()
         surveyed = NO_SURVEY if row is None else Surveyed(row.surveyed_seq, row.surveyed_captured or "")
-        return SourceCoverage(found, frozenset(one.source_table for one in rows if not one.staged), surveyed)
+        return SourceCoverage(
+            coverages, frozenset(record.source_table for record in rows if not record.staged), surveyed
+        )
 
     @writes
     def keep(self, lease: Lease, covered: Mapping[str, TableCoverage], surveyed: Surveyed) -> None:
@@ -43,14 +45,14 @@ class Coverages(Repository):
         settling: bool = True,
     ) -> None:
         """staged: a manifest says so. settling: meta may know it better (model.coverage)."""
-        known = self.find(source).tables if settling and covered else {}
+        coverages = self.find(source).tables if settling and covered else {}
         for table, said in covered.items():
-            one = settled(known, {table: said})[table]
-            if one == known.get(table) and one != said:
+            coverage = settled(coverages, {table: said})[table]
+            if coverage == coverages.get(table) and coverage != said:
                 continue
             mine = (_coverage.c.source == source) & (_coverage.c.source_table == table)
             self.execute(delete(_coverage).where(mine))
-            text = text_of(one)
+            text = text_of(coverage)
             self.execute(insert(_coverage).values(source=source, source_table=table, coverage=text, staged=staged))
         if surveyed.captured:
             newer = (_ack.c.source == source) & (_ack.c.surveyed_seq <= surveyed.seq)

@@ -46,11 +46,11 @@ class Cutovers(Repository):
             select(_cutover).where(_cutover.c.way_back == self.pipeline).order_by(_cutover.c.created_us.desc()).limit(1)
         )
         rows += [_read(row) for row in self.execute(query)]
-        found = [row for row in rows if row is not None]
-        if not found:
+        cutovers = [row for row in rows if row is not None]
+        if not cutovers:
             return ()
-        key, pair = lease_of(found[0].pipeline, found[0].way_back)
-        return () if Leases(self.connection).is_held(pair, key) else tuple(found)
+        key, pair = lease_of(cutovers[0].pipeline, cutovers[0].way_back)
+        return () if Leases(self.connection).is_held(pair, key) else tuple(cutovers)
 
     @reads
     def tokens(self, states: Collection[str]) -> frozenset[str]:

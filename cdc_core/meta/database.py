@@ -162,7 +162,7 @@ class Database:
         self._pipeline = pipeline
         self._answer_s = answer_timeout_s
         # Options may hold passwords too: none is shown.
-        self._secrets = [str(one) for one in (url.password, *secret_options(url.query).values()) if one]
+        self._secrets = [str(secret) for secret in (url.password, *secret_options(url.query).values()) if secret]
         self.name = url.set(query={}).render_as_string(hide_password=True)
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self._postgres = url.get_backend_name() == "postgresql"
@@ -374,7 +374,7 @@ class Database:
         if not self._postgres and (kind in (ErrorKind.LOGIN, ErrorKind.STATE, ErrorKind.DENIED) or number in NO_TABLE):
             return self._refused("connection.denied", why)
         # By name, because the drivers need not be installed; psycopg has a subclass for each state.
-        passing = {"OperationalError", "InterfaceError"} & {one.__name__ for one in type(original).__mro__}
+        passing = {"OperationalError", "InterfaceError"} & {base.__name__ for base in type(original).__mro__}
         if error.connection_invalidated or (passing if self._postgres else kind in RETRIED):
             return ConnectionLost(
                 f"The meta database cannot be reached: {why}.",
@@ -415,10 +415,10 @@ class Database:
 
 def _file_id(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:

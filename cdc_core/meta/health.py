@@ -179,17 +179,17 @@ def _differing(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
 def _set_aside(status: Status) -> Iterator[Problem]:
     """Rows that targets rejected and lack, by the run that set them aside."""
     by_run: dict[tuple[str, str], list[SetAside]] = {}
-    for one in status.set_aside:
-        by_run.setdefault((one.target, one.run_id), []).append(one)
-    for (target, run_id), found in by_run.items():
-        rows, tables = sum(one.rows for one in found), ", ".join(one.table for one in found)
+    for rejected in status.set_aside:
+        by_run.setdefault((rejected.target, rejected.run_id), []).append(rejected)
+    for (target, run_id), of_run in by_run.items():
+        rows, tables = sum(rejected.rows for rejected in of_run), ", ".join(rejected.table for rejected in of_run)
         yield Problem(
             Level.FAILED,
             f"target {target}",
             f"{target} lacks {counted(rows, 'row')} of {tables} that it rejected: the run {run_id} set them aside.",
             where=run_id,
             code="target.row_error",
-            since_us=found[0].since_us,
+            since_us=of_run[0].since_us,
             remedy="correct the rows at the source; or let the target take them, then `lockstep run "
             f"{status.pipeline} --requeue {run_id} --target {target}`, or `lockstep verify` and `lockstep repair` once "
             "its batches were purged. The stage has the rows and reasons in runs/",
@@ -199,12 +199,13 @@ def _set_aside(status: Status) -> Iterator[Problem]:
 
 
 def _copied(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
-    for one in status.targets:
-        if one.copied_rows and one.target in targets:
+    for target in status.targets:
+        if target.copied_rows and target.target in targets:
             yield Problem(
                 Level.NOTED,
-                f"target {one.target}",
-                f"{counted(one.copied_rows, 'copied row')} wait for the next run: {one.target} does not have them yet.",
+                f"target {target.target}",
+                f"{counted(target.copied_rows, 'copied row')} wait for the next run: "
+                f"{target.target} does not have them yet.",
                 remedy="the DAG's next run applies them when its interval has ended; `lockstep run` does it now",
             )
 
@@ -338,7 +339,11 @@ def missed(pipeline: str, partial: Mapping[str, TableCoverage]) -> dict[str, Tab
     """The partial tables of which somebody may miss rows. A way back begins where its target has every row, and needs
     none from before."""
     back = pipeline.endswith(WAY_BACK_SUFFIX)
-    return {table: one for table, one in partial.items() if one.cascaded or not (back and one.how is How.EXISTING)}
+    return {
+        table: coverage
+        for table, coverage in partial.items()
+        if coverage.cascaded or not (back and coverage.how is How.EXISTING)
+    }
 
 
 def _moment(moment_us: int) -> str:

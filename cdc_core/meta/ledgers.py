@@ -82,7 +82,7 @@ class Ledgers(Repository):
         query = select(_ledger).where(_ledger.c.target == target, _ledger.c.set_aside > 0, _ledger.c.run_id != run_id)
         for row in self.execute(query).all():
             taken, former = spans.get(row.table_name, {}), parsed(Spans, row.spans)
-            whole = [taken[one] for one in former if one in taken]
+            whole = [taken[source] for source in former if source in taken]
             if len(whole) == len(former) and all(
                 first <= begin and end <= last
                 for (first, last), (begin, end) in zip(whole, former.values(), strict=True)

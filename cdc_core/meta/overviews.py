@@ -131,12 +131,12 @@ class Overviews(Repository):
         )
 
     def _latest(self, sources: Sequence[str]) -> tuple[BatchRow, ...]:
-        found = []
+        batches = []
         for source in sources:
             query = select(_batch).where(_batch.c.source == source).order_by(_batch.c.begin_seq.desc()).limit(BATCHES)
-            found += [batch_of(row) for row in self.execute(query)]
+            batches += [batch_of(row) for row in self.execute(query)]
         # Stable: within a window the batches of a source keep the order of its log.
-        return tuple(sorted(found, key=lambda one: one.window_start_us, reverse=True)[:BATCHES])
+        return tuple(sorted(batches, key=lambda batch: batch.window_start_us, reverse=True)[:BATCHES])
 
     def _growth(self, schedule: Windows, watermark_us: int) -> tuple[WindowSums, ...]:
         ends = select(func.min(_batch.c.window_start_us), func.max(_batch.c.window_start_us))
@@ -157,11 +157,11 @@ class Overviews(Repository):
         return tuple(WindowSums(start, end, *sums[start]) for start, end in spans)
 
     def _ledgers(self, run_ids: Sequence[str]) -> Mapping[str, tuple[LedgerRow, ...]]:
-        found: dict[str, list[LedgerRow]] = {run_id: [] for run_id in run_ids}
+        ledgers: dict[str, list[LedgerRow]] = {run_id: [] for run_id in run_ids}
         query = select(_ledger).where(_ledger.c.run_id.in_(run_ids)).order_by(_ledger.c.target, _ledger.c.table_name)
         for row in self.execute(query):
-            found[row.run_id].append(ledger_of(row))
-        return {run_id: tuple(rows) for run_id, rows in found.items()}
+            ledgers[row.run_id].append(ledger_of(row))
+        return {run_id: tuple(rows) for run_id, rows in ledgers.items()}
 
 
 def _back(schedule: Windows, first_us: int, last_us: int) -> Iterator[tuple[int, int]]:

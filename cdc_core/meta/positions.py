@@ -35,8 +35,8 @@ class SourcePositions(Repository):
     @reads
     def watermark(self, sources: Sequence[str]) -> int:
         """µs UTC: windows that end at or before it are staged completely by all of them; 0 when one never began."""
-        found = [self.checkpoint(source) for source in sources]
-        return min((one.watermark_us if one is not None else 0 for one in found), default=0)
+        checkpoints = [self.checkpoint(source) for source in sources]
+        return min((checkpoint.watermark_us if checkpoint is not None else 0 for checkpoint in checkpoints), default=0)
 
     @writes
     def advance_watermark(self, lease: Lease, seen: Checkpoint) -> None:

@@ -58,8 +58,8 @@ class Repository:
         if dry_run:
             return int(self.execute(select(func.count()).select_from(table).where(chosen)).scalar_one())
         _, key = table.primary_key
-        for one in below:
-            self.execute(delete(one).where(one.c[key.name].in_(select(key).where(chosen))))
+        for child in below:
+            self.execute(delete(child).where(child.c[key.name].in_(select(key).where(chosen))))
         return self.execute(delete(table).where(chosen)).rowcount
 
     def within(self, connection: Connection) -> Self:

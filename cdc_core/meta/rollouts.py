@@ -70,7 +70,7 @@ class Rollouts(Repository):
         )
 
     @writes
-    def begin(self, lease: Lease, rollout: Rollout, known: Sequence[ShardProgress]) -> Rollout:
+    def begin(self, lease: Lease, rollout: Rollout, progress: Sequence[ShardProgress]) -> Rollout:
         """The rollout is decided; one of the target that is open is left. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         now = self.now_us()
@@ -92,19 +92,19 @@ class Rollouts(Repository):
         values = [
             {
                 "rollout_id": rollout.rollout_id,
-                "table_name": one.logical,
-                "shard": one.shard,
-                "behind": one.behind,
+                "table_name": shard.logical,
+                "shard": shard.shard,
+                "behind": shard.behind,
                 "attempts": 0,
                 "updated_us": now,
             }
-            for one in known
+            for shard in progress
         ]
         if values:
             self.execute(insert(_shard), values)
-        found = self.latest(rollout.target)
-        assert found is not None
-        return found
+        latest = self.latest(rollout.target)
+        assert latest is not None
+        return latest
 
     @writes
     def move_shard(

@@ -48,16 +48,16 @@ class RunRegister(Repository):
         Raises RetryLater (run.taken_over) when one of them is committed, Refused (usage.argument).
         """
         now = self.now_us()
-        known = self.find(run.run_id, lock=True)
-        if known is not None and known.window != run.window:
+        row = self.find(run.run_id, lock=True)
+        if row is not None and row.window != run.window:
             raise UsageError(
-                f"The run {run.run_id!r} exists for window {known.window}, not for {run.window}.",
+                f"The run {run.run_id!r} exists for window {row.window}, not for {run.window}.",
                 where=run.run_id,
                 code="usage.argument",
                 remedy="use another run id for another window",
             )
         state = RunState.PLANNED if claims or run.replays else RunState.COMMITTED
-        if known is None:
+        if row is None:
             start, end = run.window or (None, None)
             self.execute(
                 insert(_run).values(
@@ -75,7 +75,7 @@ class RunRegister(Repository):
             )
         else:
             self._move(
-                known,
+                row,
                 state,
                 now,
                 plan_path=run.plan_path,
@@ -117,9 +117,9 @@ class RunRegister(Repository):
         Ledgers(self.connection).close(run_id, target, entries, shards, spans)
         TargetWrites(self.connection).keep(target, run_id, shards, lost)
         open_records = exists().where(_record.c.run_id == run_id, _record.c.state.in_(UNCONSUMED))
-        known = self.find(run_id, lock=True)
-        if known is not None and not self.execute(select(open_records)).scalar_one():
-            self._move(known, RunState.COMMITTED, self.now_us(), last_error=None)
+        row = self.find(run_id, lock=True)
+        if row is not None and not self.execute(select(open_records)).scalar_one():
+            self._move(row, RunState.COMMITTED, self.now_us(), last_error=None)
         return moved
 
     def closed(self, run_id: str, target: str) -> bool:
@@ -149,18 +149,18 @@ class RunRegister(Repository):
 
     def _ended(self, before_us: int) -> ColumnElement[bool]:
         """The condition for runs that committed before a time, and whose rows set aside no target lacks any more."""
-        lacking = {one.run_id for one in Ledgers(self.connection).set_aside()}
+        lacking = {rejected.run_id for rejected in Ledgers(self.connection).set_aside()}
         old = (_run.c.state == RunState.COMMITTED) & (_run.c.updated_us < before_us)
         return old & _run.c.run_id.not_in(lacking)
 
     @writes
     def record_failure(self, run_id: str, error: str, *, target: str | None = None) -> None:
         """Keep why a task of the run failed; states stay. Does nothing for a run that has committed."""
-        known = self.find(run_id, lock=True)
-        if known is None or known.state is RunState.COMMITTED:
+        row = self.find(run_id, lock=True)
+        if row is None or row.state is RunState.COMMITTED:
             return
         now, error = self.now_us(), error[:_ERROR_CHARS]
-        self._move(known, RunState.FAILED, now, last_error=error)
+        self._move(row, RunState.FAILED, now, last_error=error)
         mine = (_record.c.run_id == run_id) & _record.c.state.in_(UNCONSUMED)
         if target is not None:
             mine &= _record.c.target == target
@@ -176,21 +176,21 @@ class RunRegister(Repository):
         if self.find(run_id, lock=True) is None:
             raise unplanned(run_id, target, "no plan of this run was registered")
 
-    def _move(self, known: RunRow, goal: RunState, now: int, **values: str | bool | None) -> None:
-        if not run_may_move(known.state, goal):
+    def _move(self, row: RunRow, goal: RunState, now: int, **values: str | bool | None) -> None:
+        if not run_may_move(row.state, goal):
             raise defect(
-                f"A run cannot move from {known.state} to {goal}.",
-                where=known.run_id,
+                f"A run cannot move from {row.state} to {goal}.",
+                where=row.run_id,
             )
-        self.execute(update(_run).where(_run.c.run_id == known.run_id).values(state=goal, updated_us=now, **values))
+        self.execute(update(_run).where(_run.c.run_id == row.run_id).values(state=goal, updated_us=now, **values))
         if goal is not RunState.FAILED:
-            TaskFailures(self.connection).clear(RUN, known.run_id)
+            TaskFailures(self.connection).clear(RUN, row.run_id)
 
 
-def require_plan(known: RunRow | None, run_id: str, path: str, sha256: str) -> None:
-    """known: what meta has of the run. path, sha256: of the plan that a task works on. Raises Refused
+def require_plan(row: RunRow | None, run_id: str, path: str, sha256: str) -> None:
+    """row: what meta has of the run. path, sha256: of the plan that a task works on. Raises Refused
     (run.clear_task)."""
-    if known is None or known.plan_sha256 != sha256:
+    if row is None or row.plan_sha256 != sha256:
         raise Refused(
             f"The plan of run {run_id!r} differs from the one that is registered in meta.",
             where=path,

@@ -19,12 +19,12 @@ class SchemaVersions(Repository):
     @reads
     def find(self, schema_ids: Sequence[str]) -> Mapping[str, TableSchema]:
         """The definitions that meta knows of those asked for."""
-        found = {}
+        schemas = {}
         for some in slices(schema_ids):
             chosen = _schema.c.schema_id.in_(some)
             for row in self.execute(select(_schema.c.schema_id, _schema.c.definition).where(chosen)):
-                found[row.schema_id] = parsed(TableSchema, row.definition)
-        return found
+                schemas[row.schema_id] = parsed(TableSchema, row.definition)
+        return schemas
 
     @reads
     def history(self, source: str) -> tuple[DefinedSince, ...]:
@@ -54,7 +54,7 @@ class SchemaVersions(Repository):
         new = []
         for schema_id, first_seq in sorted(first.items(), key=lambda item: item[1]):
             schema = manifest.schemas[schema_id]
-            earlier = [one for one in known[schema.name] if one[0] <= first_seq]
+            earlier = [entry for entry in known[schema.name] if entry[0] <= first_seq]
             taken = any(seq == first_seq for seq, _ in earlier)  # by copied rows: readers find theirs in the manifest
             if not taken and (not earlier or max(earlier)[1] != schema_id):
                 known[schema.name].append((first_seq, schema_id))

@@ -81,7 +81,7 @@ class StatusViews(Repository):
             .limit(_RECENT)
         ).all()
         # What is lacking, and since when.
-        open_seqs = [one.seq for one in covered.values() if not one.whole]
+        open_seqs = [coverage.seq for coverage in covered.values() if not coverage.whole]
         latest = [
             row.notes for row in noted if row.lacking or any(row.begin_seq <= seq < row.end_seq for seq in open_seqs)
         ]
@@ -101,7 +101,7 @@ class StatusViews(Repository):
             size_bytes=int(totals[2]),
             notes=tuple(dict.fromkeys(note for notes in latest for note in json.loads(notes))),
             retention_s=0 if holder is None else holder.retention_s,
-            partial={table: one for table, one in covered.items() if not one.whole},
+            partial={table: coverage for table, coverage in covered.items() if not coverage.whole},
             copies=TableCopies(self.connection).status(source, covered, failed),
             copier=copier.holder if copier is not None and copier.expires_us > now and copier.holder else None,
             copies_paused_us=pause.since_us if pause is not None else 0,

@@ -119,18 +119,20 @@ class TableCopies(Repository):
 
         covered: the coverage of the source's tables. failed: the pipeline's errors that no success has followed.
         """
-        refused = {one.subject: one.what for one in failed if one.task == COPY_TABLE}
-        found: dict[str, CopyStatus] = {}
-        for table, one in covered.items():
-            if one.how is How.COPIED and one.whole:
-                found[table] = CopyStatus(table, CopyState.COPIED, copied_to=one.place)
-            elif one.due:
+        refused = {failure.subject: failure.what for failure in failed if failure.task == COPY_TABLE}
+        statuses: dict[str, CopyStatus] = {}
+        for table, coverage in covered.items():
+            if coverage.how is How.COPIED and coverage.whole:
+                statuses[table] = CopyStatus(table, CopyState.COPIED, copied_to=coverage.place)
+            elif coverage.due:
                 why = refused.get(copied_table(source, table))
                 state = CopyState.PENDING if why is None else CopyState.REFUSED
-                found[table] = CopyStatus(table, state, why or lacks(table, source, one), rows_estimated=one.rows)
+                statuses[table] = CopyStatus(
+                    table, state, why or lacks(table, source, coverage), rows_estimated=coverage.rows
+                )
         for row in self.execute(select(_copy).where(_copy.c.source == source)):
-            found[row.source_table] = _status_of(row)
-        return tuple(sorted(found.values(), key=lambda one: (one.state is CopyState.COPIED, one.table)))
+            statuses[row.source_table] = _status_of(row)
+        return tuple(sorted(statuses.values(), key=lambda copy: (copy.state is CopyState.COPIED, copy.table)))
 
     @writes
     def begin(self, lease: Lease, copy: TableCopy) -> None:
@@ -221,18 +223,18 @@ class TableCopies(Repository):
         return PlannedChunk(row.chunk, table, parsed(_Key, row.above), parsed(_Key, row.through))
 
     @writes
-    def chunk_read(self, lease: Lease, source: str, one: ReadChunk, size_bytes: int = 0) -> bool:
+    def chunk_read(self, lease: Lease, source: str, chunk: ReadChunk, size_bytes: int = 0) -> bool:
         """A chunk's files are durable. False if it is not wanted any more: its copy was dropped or begun again.
 
         size_bytes: of its values in memory.
         """
         Leases(self.connection).require_held(lease)
         taken = self.execute(
-            update(_chunk).where(_reading(lease, source, one.chunk.number)).values(state=READ, claim=text_of(one))
+            update(_chunk).where(_reading(lease, source, chunk.chunk.number)).values(state=READ, claim=text_of(chunk))
         )
         if taken.rowcount != 1:
             return False
-        table = one.chunk.table
+        table = chunk.chunk.table
         mine = (_copy.c.source == source) & (_copy.c.source_table == table)
         known = (_copy.c.key_limit, _copy.c.planned, _copy.c.rows_read, _copy.c.bytes_read)
         copy = self.execute(select(*known).where(mine)).one()
@@ -244,7 +246,7 @@ class TableCopies(Repository):
             .where(mine)
             .values(
                 complete=ended,
-                rows_read=_copy.c.rows_read + one.chunk.rows,
+                rows_read=_copy.c.rows_read + chunk.chunk.rows,
                 bytes_read=_copy.c.bytes_read + size_bytes,
                 updated_us=now,
             )
@@ -276,8 +278,8 @@ class TableCopies(Repository):
         return None if row is None else CopyPause(row.since_us, row.holder)
 
     def _forget(self, source: str, table: str) -> None:
-        for one in (_chunk, _copy):
-            self.execute(delete(one).where((one.c.source == source) & (one.c.source_table == table)))
+        for sql_table in (_chunk, _copy):
+            self.execute(delete(sql_table).where((sql_table.c.source == source) & (sql_table.c.source_table == table)))
 
 
 def _status_of(row: Row[tuple[object, ...]]) -> CopyStatus:

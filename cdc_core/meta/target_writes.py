@@ -39,13 +39,13 @@ class TargetWrites(Repository):
             .where(_ledger.c.target == target, _ledger.c.table_name == table)
             .order_by(_ledger.c.closed_us, _ledger.c.run_id)
         )
-        found = []
+        closed_writes = []
         for run_id, shards, spans in self.execute(query):
             counts = parsed(Counts, shards)
             numbers = {count.shard: count.number for count in counts if count.number}
             rows = {count.shard: count.written for count in counts}
-            found.append(ClosedWrite(run_id, numbers, rows, parsed(Spans, spans)))
-        return tuple(found)
+            closed_writes.append(ClosedWrite(run_id, numbers, rows, parsed(Spans, spans)))
+        return tuple(closed_writes)
 
     def keep(self, target: str, run_id: str, counts: Iterable[WriteCounts], lost: StillLost) -> None:
         """A ledger that is closed now counts these transactions. The entries of shards that lack writes stay; renewed
@@ -67,8 +67,8 @@ class TargetWrites(Repository):
     def accept(self, target: str, shown: Renewals) -> None:
         """The target need have nothing of these tables' shards but what it shows, if nothing was written since."""
         for table in sorted(shown):
-            known = self._entries(target, table)
-            self._store(target, table, _renewed(known, known, shown[table]))
+            entries = self._entries(target, table)
+            self._store(target, table, _renewed(entries, entries, shown[table]))
 
     def _entries(self, target: str, table: str) -> dict[str, LastWrite]:
         """The entries of a table, locked until the transaction ends."""
@@ -93,6 +93,6 @@ def _renewed(
     entries: Mapping[str, LastWrite], known: Mapping[str, LastWrite], by: Mapping[str, Renewal]
 ) -> dict[str, LastWrite]:
     """known: the entries so far. What another process has written since the shard was looked at stays."""
-    due = {shard: one.last for shard, one in by.items() if known.get(shard) == one.due}
+    due = {shard: renewal.last for shard, renewal in by.items() if known.get(shard) == renewal.due}
     kept = {shard: entry for shard, entry in entries.items() if shard not in due}
-    return kept | {shard: one for shard, one in due.items() if one is not None}
+    return kept | {shard: last for shard, last in due.items() if last is not None}

@@ -44,18 +44,18 @@ class TaskFailures(Repository):
     def keep(self, task: str, subject: str, error: LockstepError) -> None:
         """Keep an error of a task (extract, plan, run, copy) of a source or run, until the task has succeeded."""
         mine = _mine(task, subject)
-        known = self.execute(select(_failure).where(mine)).one_or_none()
+        row = self.execute(select(_failure).where(mine)).one_or_none()
         now = self.now_us()
-        same = known is not None and known.code == error.code
+        same = row is not None and row.code == error.code
         values = {
             "code": error.code,
             "exit_class": error.exit_class,
             "what": error.what[:_CHARS],
             "place": error.where[:_CHARS],
             "remedy": error.remedy[:_CHARS],
-            "first_us": known.first_us if known is not None and same else now,
+            "first_us": row.first_us if row is not None and same else now,
             "failed_us": now,
-            "times": known.times + 1 if known is not None and same else 1,
+            "times": row.times + 1 if row is not None and same else 1,
         }
         self.execute(delete(_failure).where(mine))
         self.execute(insert(_failure).values(task=task, subject=subject, **values))

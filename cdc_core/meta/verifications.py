@@ -23,7 +23,7 @@ class Verifications(Repository):
     @reads
     def find(self, target: str) -> Verification | None:
         """None where none was ever begun."""
-        return next((one for one in self.all() if one.target == target), None)
+        return next((verification for verification in self.all() if verification.target == target), None)
 
     @reads
     def all(self) -> tuple[Verification, ...]:
@@ -37,8 +37,8 @@ class Verifications(Repository):
     @reads
     def evidence(self, target: str) -> Mapping[str, Mapping[str, Any]]:
         """A summary of what the latest verification has found, by mode."""
-        known = self.find(target)
-        return {} if known is None else known.evidence
+        verification = self.find(target)
+        return {} if verification is None else verification.evidence
 
     @writes
     def keep_progress(self, lease: Lease, target: str, progress: str | None) -> None:
@@ -59,27 +59,27 @@ class Verifications(Repository):
         """What verifications that have begun before now say does not count any more. mode: under which it is kept. why:
         for people. differing: by logical table, rows that are known to differ. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
-        known = self.evidence(target)
+        evidence = self.evidence(target)
         said = {
             "ended": from_us(self.now_us()).isoformat(),
             "why": why,
             "equal": None,
             "differences": sum(differing.values()),
-            "differing": {**known_to_differ(known), **differing},
+            "differing": {**known_to_differ(evidence), **differing},
         }
-        self._write(target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
+        self._write(target, {"evidence": json.dumps({**evidence, mode: said}, ensure_ascii=False)})
 
     @writes
     def forget_differences(self, lease: Lease, target: str, repaired: Mapping[str, int]) -> None:
         """repaired: by logical table, how many rows are equal now. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
-        known = self.evidence(target)
-        mode, differing = newest(known), known_to_differ(known)
+        evidence = self.evidence(target)
+        mode, differing = newest(evidence), known_to_differ(evidence)
         left = {table: count - repaired.get(table, 0) for table, count in differing.items()}
         if left == differing:
             return
-        said = {**known[mode], "differing": {table: count for table, count in left.items() if count > 0}}
-        self._write(target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
+        said = {**evidence[mode], "differing": {table: count for table, count in left.items() if count > 0}}
+        self._write(target, {"evidence": json.dumps({**evidence, mode: said}, ensure_ascii=False)})
 
     def _write(self, target: str, values: Mapping[str, str | None]) -> None:
         mine = _verification.c.target == target

@@ -191,8 +191,8 @@ class Block:
             notes=self.notes if last else (),
             definitions=self.definitions if start == 0 else (),
             happened=tuple(
-                one
-                for one in self.happened
-                if (start == 0 or one.seq >= self.entries.seq[start]) and (last or one.seq < self.entries.seq[stop])
+                event
+                for event in self.happened
+                if (start == 0 or event.seq >= self.entries.seq[start]) and (last or event.seq < self.entries.seq[stop])
             ),
         )

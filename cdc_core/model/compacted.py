@@ -115,9 +115,9 @@ class Compaction:
     @classmethod
     def from_bytes(cls, raw: bytes) -> Compaction:
         """Raises what `documents.parsed` does."""
-        found = parsed(cls, raw, version=MANIFEST_VERSION)
-        found._require_range()
-        return found
+        compaction = parsed(cls, raw, version=MANIFEST_VERSION)
+        compaction._require_range()
+        return compaction
 
     def _require_range(self) -> None:
         if not self.batches:
@@ -125,9 +125,9 @@ class Compaction:
         for batch in self.batches:
             if batch.copied or batch.parts or batch.source != self.source:
                 raise ValueError(f"{batch.batch_id} is not a batch of its range")
-        for one, after in pairwise(self.batches):
-            if one.end.position != after.begin.position:
-                raise ValueError(f"{one.batch_id} does not end where {after.batch_id} begins")
+        for before, after in pairwise(self.batches):
+            if before.end.position != after.begin.position:
+                raise ValueError(f"{before.batch_id} does not end where {after.batch_id} begins")
         if len(self.counts) != len(self.batches):
             raise ValueError("not every batch has its counts")
         for part in self.parts:
@@ -136,7 +136,7 @@ class Compaction:
             if not self.begin.seq <= part.min_seq <= part.max_seq < self.end.seq:
                 raise ValueError(f"{part.path} has rows outside its range")
         for _, parts in self._by_table.values():
-            if any(after.min_seq <= one.max_seq for one, after in pairwise(parts)):
+            if any(after.min_seq <= before.max_seq for before, after in pairwise(parts)):
                 raise ValueError(f"two files of {parts[0].table} overlap")
 
 

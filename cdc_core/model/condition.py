@@ -120,24 +120,24 @@ def _condition(node: ast.expr) -> Condition:
 
 
 def _comparison(op: ast.cmpop, left: ast.expr, right: ast.expr) -> Condition:
-    one = _term(left)
+    term = _term(left)
     if isinstance(op, ast.In | ast.NotIn):
-        if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts or not isinstance(one, ColumnName):
+        if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts or not isinstance(term, ColumnName):
             raise ValueError(
                 f"{ast.unparse(right)!r}: `in` asks whether a column is in a list of values, as in ('a', 'b')"
             )
-        member = Member(one, tuple(_literal(value) for value in right.elts))
+        member = Member(term, tuple(_literal(value) for value in right.elts))
         return Not(member) if isinstance(op, ast.NotIn) else member
     other = _term(right)
     if isinstance(op, ast.Is | ast.IsNot):
-        if other is not None or not isinstance(one, ColumnName):
+        if other is not None or not isinstance(term, ColumnName):
             raise ValueError(f"{ast.unparse(right)!r}: only `is null` and `is not null` are known, of a column")
-        return Not(Null(one)) if isinstance(op, ast.IsNot) else Null(one)
-    if one is None or other is None:
+        return Not(Null(term)) if isinstance(op, ast.IsNot) else Null(term)
+    if term is None or other is None:
         raise ValueError("nothing is equal to null: write `is null` or `is not null`")
-    if not isinstance(one, ColumnName) and not isinstance(other, ColumnName):
+    if not isinstance(term, ColumnName) and not isinstance(other, ColumnName):
         raise ValueError(f"{ast.unparse(left)!r} and {ast.unparse(right)!r}: one side must be a column")
-    return ColumnComparison(_OPS[type(op)], one, other)
+    return ColumnComparison(_OPS[type(op)], term, other)
 
 
 def _literal(node: ast.expr) -> Value:

@@ -174,12 +174,12 @@ class Surveyed:
 NO_SURVEY = Surveyed(0, "")
 
 
-def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int = 0) -> TableCoverage | None:
+def after(coverage: TableCoverage | None, event: TableEvent, *, surveyed_seq: int = 0) -> TableCoverage | None:
     """The coverage of a table after an event of the log; the docstring of this module has the rules.
 
     surveyed_seq: order key at which every captured table that existed was known; 0 where there is none.
     """
-    absent_seq = surveyed_seq if known is None else known.absent_seq
+    absent_seq = surveyed_seq if coverage is None else coverage.absent_seq
     whole = None
     match event.what:
         case Happened.CREATED:
@@ -188,28 +188,28 @@ def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int =
             whole = How.TRUNCATED
         # Where the table was seen, it was there already: only before that place the statement created it.
         case Happened.CREATED_IF_ABSENT if 0 < absent_seq <= event.seq and not (
-            known is not None and known.found_later and event.seq > known.seq
+            coverage is not None and coverage.found_later and event.seq > coverage.seq
         ):
             whole = How.CREATED
-        case Happened.DROPPED if known is not None:
-            return replace(known, absent_seq=event.seq)
-        case Happened.UNLOGGED if known is None or known.how is not How.EXISTING:
+        case Happened.DROPPED if coverage is not None:
+            return replace(coverage, absent_seq=event.seq)
+        case Happened.UNLOGGED if coverage is None or coverage.how is not How.EXISTING:
             return TableCoverage(How.UNLOGGED, event.seq, event.ts_us, event.place)
-        case Happened.UNLOGGED if known is not None:
+        case Happened.UNLOGGED if coverage is not None:
             place = event.place
-            return replace(known, how=How.UNLOGGED, seq=event.seq, ts_us=event.ts_us, place=place, absent_seq=0)
-        case Happened.CASCADED if known is not None:
-            if not known.how.captured or known.gone:
-                return known
+            return replace(coverage, how=How.UNLOGGED, seq=event.seq, ts_us=event.ts_us, place=place, absent_seq=0)
+        case Happened.CASCADED if coverage is not None:
+            if not coverage.how.captured or coverage.gone:
+                return coverage
             # A survey sees a table before the log is read up to there: what it saw does not say that the rows which
             # were staged until then are still there.
-            seq = max(event.seq, known.seq) if known.how in (How.EMPTY, How.EXISTING) else event.seq
-            return replace(known, cascaded_seq=max(known.cascaded_seq, seq))
+            seq = max(event.seq, coverage.seq) if coverage.how in (How.EMPTY, How.EXISTING) else event.seq
+            return replace(coverage, cascaded_seq=max(coverage.cascaded_seq, seq))
         case Happened.CASCADED:
             return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place, cascaded_seq=event.seq)
-        case Happened.ROWS if known is None:
+        case Happened.ROWS if coverage is None:
             return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place)
-    return known if whole is None else TableCoverage(whole, event.seq, event.ts_us, event.place)
+    return coverage if whole is None else TableCoverage(whole, event.seq, event.ts_us, event.place)
 
 
 def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage]) -> dict[str, TableCoverage]:
@@ -221,24 +221,31 @@ def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage
     foreign keys may have changed counts until a copy began after it.
     """
     found = dict(known)
-    for table, one in said.items():
+    for table, coverage in said.items():
         before = known.get(table)
-        outdated = before is not None and before.how is How.COPIED and _is_before(one, before)
-        early = before is not None and one.how is How.COPIED and before.seq > one.seq and before.how is not How.EXISTING
-        unlike = before is not None and one.how is How.COPIED and _under_other_rules(before, one)
-        chosen = before if before is not None and (outdated or early or unlike) else one
-        cascaded_seq = max(one.cascaded_seq, 0 if before is None else before.cascaded_seq)
+        outdated = before is not None and before.how is How.COPIED and _is_before(coverage, before)
+        early = (
+            before is not None
+            and coverage.how is How.COPIED
+            and before.seq > coverage.seq
+            and before.how is not How.EXISTING
+        )
+        unlike = before is not None and coverage.how is How.COPIED and _under_other_rules(before, coverage)
+        chosen = before if before is not None and (outdated or early or unlike) else coverage
+        cascaded_seq = max(coverage.cascaded_seq, 0 if before is None else before.cascaded_seq)
         found[table] = replace(chosen, cascaded_seq=cascaded_seq)
     return found
 
 
-def _is_before(one: TableCoverage, copy: TableCoverage) -> bool:
-    missed = one.how is How.CAPTURED_AGAIN or (one.how is How.OTHER_RULES and not _under_other_rules(one, copy))
-    return one.how is How.EXISTING or (missed and one.seq <= copy.seq)
+def _is_before(coverage: TableCoverage, copy: TableCoverage) -> bool:
+    missed = coverage.how is How.CAPTURED_AGAIN or (
+        coverage.how is How.OTHER_RULES and not _under_other_rules(coverage, copy)
+    )
+    return coverage.how is How.EXISTING or (missed and coverage.seq <= copy.seq)
 
 
-def _under_other_rules(one: TableCoverage, copy: TableCoverage) -> bool:
-    return one.how is How.OTHER_RULES and one.rules != copy.rules
+def _under_other_rules(coverage: TableCoverage, copy: TableCoverage) -> bool:
+    return coverage.how is How.OTHER_RULES and coverage.rules != copy.rules
 
 
 def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:

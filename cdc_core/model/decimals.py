@@ -14,5 +14,5 @@ def without_exponents(text: pa.StringArray) -> pa.StringArray:
     small = pc.fill_null(pc.match_substring(text, "E"), False)
     if not pc.any(small).as_py():
         return text
-    plain = [f"{Decimal(one):f}" for one in text.filter(small).to_pylist()]
+    plain = [f"{Decimal(value):f}" for value in text.filter(small).to_pylist()]
     return pc.replace_with_mask(text, small, pa.array(plain, pa.string()))

@@ -129,10 +129,10 @@ class Position:
     @classmethod
     def from_text(cls, text: str) -> Position:
         """The position that `str` printed. Raises ValueError."""
-        found = re.fullmatch(r"(?:timeline (\d+) )?(.+):(\d+)", text)
-        if found is None:
+        match = re.fullmatch(r"(?:timeline (\d+) )?(.+):(\d+)", text)
+        if match is None:
             raise ValueError(f"{text!r} is not a position")
-        return cls(int(found[1] or 0), found[2], int(found[3]))
+        return cls(int(match[1] or 0), match[2], int(match[3]))
 
     def __str__(self) -> str:
         prefix = f"timeline {self.timeline} " if self.timeline else ""

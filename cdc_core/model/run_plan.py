@@ -77,16 +77,16 @@ def files_to_read(files: Iterable[PlannedFile]) -> list[FileToRead]:
     mine: dict[str, list[PlannedFile]] = {}
     for file in files:
         mine.setdefault(file.path, []).append(file)
-    found = []
+    to_read = []
     for path, some in mine.items():
-        rows, first = sum(one.rows for one in some), some[0]
+        rows, first = sum(file.rows for file in some), some[0]
         whole = not first.of_rows or first.of_rows == rows
-        seqs = () if whole else tuple(sorted((one.min_seq, one.max_seq) for one in some))
-        key_changes, batches = sum(one.key_changes for one in some), tuple(one.batch_id for one in some)
-        found.append(
+        seqs = () if whole else tuple(sorted((file.min_seq, file.max_seq) for file in some))
+        key_changes, batches = sum(file.key_changes for file in some), tuple(file.batch_id for file in some)
+        to_read.append(
             FileToRead(path, first.schema_id, rows, first.size_bytes, first.sha256, seqs, key_changes, batches)
         )
-    return found
+    return to_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class RunPlan:
     def by_driver(self, driver_rows: int) -> bool:
         """Whether the driver of the run's jobs does their work itself, without Spark, because there are few changes,
         and not large ones."""
-        tables = [table for one in self.merge_sets for table in one.tables]
+        tables = [table for merge_set in self.merge_sets for table in merge_set.tables]
         rows, size = sum(table.rows for table in tables), sum(table.size_bytes for table in tables)
         return rows <= driver_rows and size <= DRIVER_BYTES
 
@@ -258,7 +258,7 @@ class RunPlan:
         return quality_folder(self.root, target)
 
     def merge_set(self, name: str) -> MergeSet:
-        return next(one for one in self.merge_sets if one.name == name)
+        return next(merge_set for merge_set in self.merge_sets if merge_set.name == name)
 
     def target(self, name: str) -> TargetRun:
         return next(target for target in self.targets if target.target == name)
@@ -387,18 +387,18 @@ class LedgerEntry:
     def problems(self) -> tuple[str, ...]:
         """Each broken equation in words (G9 of docs/guarantees.md)."""
         staged = self.staged_rows + self.key_changes
-        found = []
+        problems = []
         if staged != self.winners + self.superseded:
-            found.append(f"staged {staged} != winners {self.winners} + superseded {self.superseded}")
+            problems.append(f"staged {staged} != winners {self.winners} + superseded {self.superseded}")
         applied = self.written + self.stale + self.absent + self.quarantined
         if self.winners != applied:
             aside = f" + quarantined {self.quarantined}" if self.quarantined else ""
-            found.append(
+            problems.append(
                 f"winners {self.winners} != written {self.written} + stale {self.stale} + absent {self.absent}{aside}"
             )
         if self.equal > self.written:
-            found.append(f"equal {self.equal} > written {self.written}")
-        return tuple(found)
+            problems.append(f"equal {self.equal} > written {self.written}")
+        return tuple(problems)
 
 
 Counts = TypeVar("Counts", MergeCounts, FilterCounts, WriteCounts)

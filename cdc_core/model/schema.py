@@ -76,14 +76,14 @@ class ColumnType:
             return pa.binary()
         if base in TEXT_BASES or base in _STRING_BASES:
             return pa.string()
-        known = _SIMPLE_ARROW.get(base)
-        if known is None:
+        simple = _SIMPLE_ARROW.get(base)
+        if simple is None:
             raise TableRefused(
                 f"Lockstep does not support the column type {base!r}.",
                 code="source.unsupported_table",
                 remedy="exclude the table (tables.exclude), or change the column's type on the source",
             )
-        return known
+        return simple
 
     def __str__(self) -> str:
         text = self.base
@@ -125,9 +125,9 @@ def type_of(kind: pa.DataType) -> ColumnType:
     """
     if pa.types.is_decimal128(kind):
         return ColumnType("decimal", precision=kind.precision, scale=kind.scale)
-    for known in _UNDECLARED:
-        if known.arrow == kind:
-            return known
+    for undeclared in _UNDECLARED:
+        if undeclared.arrow == kind:
+            return undeclared
     raise TableRefused(
         f"Lockstep cannot stage a column of Arrow's type {kind}.",
         code="source.unsupported_table",

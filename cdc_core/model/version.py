@@ -96,6 +96,12 @@ def name_in(raw: bytes) -> bytes:
     return raw[_SOURCE:]
 
 
+def other_names(a: pa.BinaryArray, b: pa.BinaryArray) -> pa.BooleanArray:
+    """Whether the names in both versions of each pair differ; False where one is null."""
+    names_a, names_b = (pc.binary_slice(versions, _SOURCE, VERSION_BYTES) for versions in (a, b))
+    return pc.fill_null(pc.not_equal(names_a, names_b), False)
+
+
 def encode_numbers(
     commit_ts_us: npt.NDArray[np.int64], seq: npt.NDArray[np.int64], row: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:

@@ -159,10 +159,10 @@ class SafeConnection(pymysql.Connection):
             raise
         finally:
             self._incoming.deadline_s = None
-        if self.identity and (found := self.server_identity()) != self.identity:
+        if self.identity and (identity := self.server_identity()) != self.identity:
             self._force_close()
             raise OtherServer(
-                f"The address led to the server {self.identity} before, and now the server {found} answers.",
+                f"The address led to the server {self.identity} before, and now the server {identity} answers.",
                 where=self._where,
                 remedy="run the command again: after a failover it continues at the new server. What it has read but "
                 "not recorded does not count",

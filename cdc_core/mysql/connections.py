@@ -129,10 +129,10 @@ def parse_url(url: str, *, where: str) -> Server:
 def _without_port(url: str) -> SplitResult:
     """Splits a URL whose port is not a number: it may be a part of the password."""
     try:
-        found = urlsplit(url)
+        parts = urlsplit(url)
     except ValueError:
         return urlsplit("")
-    return found._replace(netloc="")
+    return parts._replace(netloc="")
 
 
 def parse_options(given: Iterable[tuple[str, str]], *, host: str, where: str) -> tuple[tls.Tls, Mapping[str, float]]:

@@ -155,16 +155,16 @@ def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str
         if connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:  # type: ignore[attr-defined]
             cursor.execute("ROLLBACK AND NO CHAIN NO RELEASE")  # whatever completion_type says
         if not set_if_possible(cursor, _statement(kept)):
-            kept = [one for one in kept if set_if_possible(cursor, _statement([one]))]
+            kept = [setting for setting in kept if set_if_possible(cursor, _statement([setting]))]
         for setting in settings:
             if setting.allowed:
                 set_if_possible(cursor, _statement([setting]))
-        cursor.execute("SELECT 1" + "".join(one.within(f", {one.shown}") for one in kept))
+        cursor.execute("SELECT 1" + "".join(setting.within(f", {setting.shown}") for setting in kept))
         values = dict(zip((column[0] for column in cursor.description), cursor.fetchall()[0], strict=True))
-    for one in kept:
-        if one.name in values and not one.is_kept(values[one.name]):
+    for setting in kept:
+        if setting.name in values and not setting.is_kept(values[setting.name]):
             raise Refused(
-                f"The session has {one.name} = {values[one.name]!r}, although it was set to {one.value!r}.",
+                f"The session has {setting.name} = {values[setting.name]!r}, although it was set to {setting.value!r}.",
                 where=where,
                 code="connection.answer",
                 remedy="let the proxy or pool between Lockstep and the server pass SET SESSION on, and give each "

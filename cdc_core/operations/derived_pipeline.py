@@ -36,14 +36,14 @@ class TargetServer:
 def servers_of(target: MysqlTarget, places: Iterable[ShardTable], name: str) -> tuple[TargetServer, ...]:
     """One for each server that has some of the tables, however many connections lead to it; `name_0`, `name_1`, ...
     Raises what resolving them raises."""
-    found: dict[tuple[str, int], tuple[str, list[str]]] = {}
+    servers: dict[tuple[str, int], tuple[str, list[str]]] = {}
     for place in places:
         reference = target.connections[place.connection]
         server = resolve(reference)
-        found.setdefault((server.host.lower(), server.port), (reference, []))[1].append(place.name)
+        servers.setdefault((server.host.lower(), server.port), (reference, []))[1].append(place.name)
     return tuple(
         TargetServer(f"{name}_{number}", reference, tuple(tables))
-        for number, (reference, tables) in enumerate(found.values())
+        for number, (reference, tables) in enumerate(servers.values())
     )
 
 

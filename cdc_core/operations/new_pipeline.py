@@ -75,15 +75,15 @@ class Catalogue:
     never_logged: tuple[tuple[str, str], ...]
 
 
-def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
+def _catalogue(tables: Iterable[FoundTable]) -> Catalogue:
     captured, excluded, never_logged = [], [], []
-    for one in found:
-        if one.kind == "view":
-            never_logged.append((one.name, one.problem))
-        elif one.schema is None or one.problem:
-            excluded.append((one.name, one.problem))
+    for table in tables:
+        if table.kind == "view":
+            never_logged.append((table.name, table.problem))
+        elif table.schema is None or table.problem:
+            excluded.append((table.name, table.problem))
         else:
-            captured.append(one.schema)
+            captured.append(table.schema)
     return Catalogue(tuple(captured), tuple(excluded), tuple(never_logged))
 
 
@@ -99,14 +99,14 @@ def draft(wishes: Wishes) -> Draft:
         facts = source_server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
         # The account would see no table, or the position in the file would be before statements without their rows.
-        asked = config.Source.model_construct(name=wishes.name, connection=wishes.source, server_id=server_id)
+        source = config.Source.model_construct(name=wishes.name, connection=wishes.source, server_id=server_id)
         for requirement in (source_server.require_log, source_server.require_grants, source_server.require_row_format):
-            requirement(facts, asked)
-        found = find_tables(connection, Capture(tables, lower_case=facts.lower_case).captures)
-        catalogue = _catalogue(found)
+            requirement(facts, source)
+        found_tables = find_tables(connection, Capture(tables, lower_case=facts.lower_case).captures)
+        catalogue = _catalogue(found_tables)
         kept = {schema.name for schema in catalogue.captured}
-        end, empty = _empty_there(connection, [one for one in found if one.name in kept])
-        before = [one for one in found if one.name in kept and one.name not in empty]
+        end, empty = _empty_there(connection, [table for table in found_tables if table.name in kept])
+        before = [table for table in found_tables if table.name in kept and table.name not in empty]
         start = ["    start: earliest"]
         shown = "the oldest log that the server has"
         if wishes.start == "latest":

@@ -114,11 +114,11 @@ def _create_missing_tables(opened: OpenPipeline, names: Sequence[str]) -> None:
         except RetryLater as error:
             opened.progress.note(f"{target.name}: no table is made: {error.what}")
             continue
-        for one in made:
-            if one.error is not None:
-                opened.progress.note(f"{one.name} is not made: {one.error.what} {one.error.remedy}.")
+        for table in made:
+            if table.error is not None:
+                opened.progress.note(f"{table.name} is not made: {table.error.what} {table.error.remedy}.")
             else:
-                opened.progress.note(f"created {one.name}" + (f": {'; '.join(one.notes)}" if one.notes else ""))
+                opened.progress.note(f"created {table.name}" + (f": {'; '.join(table.notes)}" if table.notes else ""))
 
 
 def fresh_run_id(pipeline: str, kind: str) -> str:
@@ -189,7 +189,7 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
     return RunResult(
         run_id,
         len({batch for target in plan.targets for batch in target.batches}),
-        sum(table.rows for one in plan.merge_sets for table in one.tables),
+        sum(table.rows for merge_set in plan.merge_sets for table in merge_set.tables),
         tuple(summaries),
         opened.meta.ledgers.find(run_id),
         tuple(lost),
@@ -222,10 +222,10 @@ def keep_failure(opened: OpenPipeline, task: str, run_id: str, error: LockstepEr
 
 
 def _merge(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> None:
-    for one in plan.merge_sets:
-        if one.tables:
+    for merge_set in plan.merge_sets:
+        if merge_set.tables:
             _announce(opened, plan.run_id, MERGE.name)
-            spark.submit(SparkJob(MERGE.name, plan, merge_set=one.name))
+            spark.submit(SparkJob(MERGE.name, plan, merge_set=merge_set.name))
 
 
 def _to_target(opened: OpenPipeline, spark: Spark, plan: RunPlan, target: str) -> CommitSummary:

@@ -96,33 +96,41 @@ def tell_problems(
     return any(_explains(problem, said) for problem in problems.values())
 
 
-def _holds_up(one: Problem) -> bool:
+def _holds_up(problem: Problem) -> bool:
     """Whether it explains what is late: not a failure that is about rows or gates of a target."""
-    about_target = one.subject.startswith(("target ", f"{REPAIR} ", f"{GATES} ", f"{LOST_WRITES} "))
-    return one.level is Level.FAILED and not about_target
+    about_target = problem.subject.startswith(("target ", f"{REPAIR} ", f"{GATES} ", f"{LOST_WRITES} "))
+    return problem.level is Level.FAILED and not about_target
 
 
-def _explains(one: Problem, said: str) -> bool:
+def _explains(problem: Problem, said: str) -> bool:
     """Whether a failure is of the problem: it has its words, or its code and place."""
-    return one.level is Level.FAILED and (
-        one.what in said or (bool(one.code) and one.code in said and one.where in said)
+    return problem.level is Level.FAILED and (
+        problem.what in said or (bool(problem.code) and problem.code in said and problem.where in said)
     )
 
 
-def _key(one: Problem) -> str:
+def _key(problem: Problem) -> str:
     """Equal for a problem that is seen again, whatever has changed in its words; by the next run, too."""
-    same = (one.subject, one.code, one.about)
-    if one.subject.startswith("run "):
-        same = ("run", one.where, one.code or one.what)
-    return _digest("\n".join((one.level.value, *same)), 48)
+    same = (problem.subject, problem.code, problem.about)
+    if problem.subject.startswith("run "):
+        same = ("run", problem.where, problem.code or problem.what)
+    return _digest("\n".join((problem.level.value, *same)), 48)
 
 
 def _digest(text: str, length: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
-def _event(pipeline: str, one: Problem) -> ProblemEvent:
-    since = moment(one.since_us)
+def _event(pipeline: str, problem: Problem) -> ProblemEvent:
+    since = moment(problem.since_us)
     return ProblemEvent(
-        pipeline, one.level.value, one.subject, one.what, one.where, one.remedy, one.code, since, solved=False
+        pipeline,
+        problem.level.value,
+        problem.subject,
+        problem.what,
+        problem.where,
+        problem.remedy,
+        problem.code,
+        since,
+        solved=False,
     )

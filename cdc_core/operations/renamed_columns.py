@@ -13,18 +13,18 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 def statements_of(meta: Meta, source: Source) -> Iterator[tuple[DefinedSince, str]]:
     """What statements did to tables that are there, in the order of the log, with each logical table."""
     tables = meta.coverages.find(source.name).tables
-    for one in meta.schemas.history(source.name):
-        if one.ts_us and not one.gone and one.schema.name in tables:
-            yield from ((one, logical) for logical in tables[one.schema.name].feeds)
+    for definition in meta.schemas.history(source.name):
+        if definition.ts_us and not definition.gone and definition.schema.name in tables:
+            yield from ((definition, logical) for logical in tables[definition.schema.name].feeds)
 
 
 def renames_of(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str], ...]]:
     """For each logical table, the columns that got other names, (old, new), in the order of the log."""
-    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    renames: dict[str, tuple[tuple[str, str], ...]] = {}
     for source in pipeline.sources:
-        for one, logical in statements_of(meta, source):
-            found[logical] = (*found.get(logical, ()), *one.renamed)
-    return found
+        for definition, logical in statements_of(meta, source):
+            renames[logical] = (*renames.get(logical, ()), *definition.renamed)
+    return renames
 
 
 def followed_renames(

@@ -50,14 +50,14 @@ def report_of(pipeline: Pipeline, status: Status) -> StatusReport:
     return StatusReport(status, waiting, health(status, pipeline))
 
 
-def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
+def health(status: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
     """The problems of a pipeline, the worst first."""
     sources = [source.name for source in pipeline.sources]
-    left = [left_alone(cutover, stops=pipeline.cutover.stop_with is not None) for cutover in found.cutovers]
+    left = [left_alone(cutover, stops=pipeline.cutover.stop_with is not None) for cutover in status.cutovers]
     return (
         *filter(None, left),
         *problems(
-            found,
+            status,
             pipeline.windows,
             sources,
             [target.name for target in pipeline.targets],
@@ -65,28 +65,28 @@ def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
     )
 
 
-def problem_document(one: Problem) -> dict[str, Any]:
+def problem_document(problem: Problem) -> dict[str, Any]:
     """A problem, for --json and for the page in Airflow."""
     return {
-        "level": one.level.value,
-        "subject": one.subject,
-        "what": one.what,
-        "where": one.where,
-        "remedy": one.remedy,
-        "code": one.code,
-        "class": one.exit_class,
-        "since": moment(one.since_us),
-        "times": one.times,
+        "level": problem.level.value,
+        "subject": problem.subject,
+        "what": problem.what,
+        "where": problem.where,
+        "remedy": problem.remedy,
+        "code": problem.code,
+        "class": problem.exit_class,
+        "since": moment(problem.since_us),
+        "times": problem.times,
     }
 
 
-def status_document(found: Status, waiting: Sequence[str]) -> dict[str, Any]:
+def status_document(status: Status, waiting: Sequence[str]) -> dict[str, Any]:
     """The figures of a pipeline, for --json and for the page in Airflow. waiting: sources never extracted."""
     return {
-        "pipeline": found.pipeline,
-        "now": moment(found.now_us),
-        "complete_to": moment(found.watermark_us),
-        "sources": [_source(source) for source in found.sources]
+        "pipeline": status.pipeline,
+        "now": moment(status.now_us),
+        "complete_to": moment(status.watermark_us),
+        "sources": [_source(source) for source in status.sources]
         + [{"source": name, "position": None} for name in waiting],
         "targets": [
             {
@@ -96,52 +96,52 @@ def status_document(found: Status, waiting: Sequence[str]) -> dict[str, Any]:
                 "records": {state.value: _count(count) for state, count in target.records.items()},
                 "last_error": target.last_error,
             }
-            for target in found.targets
+            for target in status.targets
         ],
-        "runs": [run_document(run) for run in found.runs],
+        "runs": [run_document(run) for run in status.runs],
         "verifications": [
-            document for each in found.verifications for document in verification_documents(each, found.now_us)
+            document for each in status.verifications for document in verification_documents(each, status.now_us)
         ],
     }
 
 
-def verification_documents(one: Verification, now_us: int) -> list[dict[str, Any]]:
+def verification_documents(verification: Verification, now_us: int) -> list[dict[str, Any]]:
     """The latest evidence of each mode of a target, the newest first, for --json and for the page in Airflow; and the
     verification that is under way or was interrupted, without evidence."""
-    found = [
-        {"target": one.target, "mode": mode, **said, "age_s": round(now_us / 1e6 - _seconds(said["ended"]), 3)}
-        for mode, said in one.evidence.items()
+    documents = [
+        {"target": verification.target, "mode": mode, **said, "age_s": round(now_us / 1e6 - _seconds(said["ended"]), 3)}
+        for mode, said in verification.evidence.items()
     ]
-    found.sort(key=lambda said: str(said["ended"]), reverse=True)
-    if one.progress:
-        found.append({"target": one.target, "mode": "", "unfinished": moment(one.updated_us)})
+    documents.sort(key=lambda said: str(said["ended"]), reverse=True)
+    if verification.progress:
+        documents.append({"target": verification.target, "mode": "", "unfinished": moment(verification.updated_us)})
     # The latest knows of all differences that were found; earlier ones may have been found gone since.
-    earlier = [said | {"differing": {}} for said in found[1:]]
-    return [said | {"verdict": verification_verdict(said)} for said in [*found[:1], *earlier]]
+    earlier = [said | {"differing": {}} for said in documents[1:]]
+    return [said | {"verdict": verification_verdict(said)} for said in [*documents[:1], *earlier]]
 
 
-def verification_verdict(one: Mapping[str, Any]) -> str:
+def verification_verdict(document: Mapping[str, Any]) -> str:
     """What a document of `verification_documents` says, for people."""
-    if "unfinished" in one:
-        return f"not finished; the last range was verified at {one['unfinished']}"
-    verdict = _own_verdict(one)
-    differing = one.get("differing", {})
+    if "unfinished" in document:
+        return f"not finished; the last range was verified at {document['unfinished']}"
+    verdict = _own_verdict(document)
+    differing = document.get("differing", {})
     known = sum(differing.values())
-    if known > one.get("differences", known):
+    if known > document.get("differences", known):
         verdict += f"; {known:,} with those of earlier verifications, in {', '.join(sorted(differing))}"
     return verdict
 
 
-def _own_verdict(one: Mapping[str, Any]) -> str:
-    if "why" in one:
-        return str(one["why"])
-    if one["differences"]:
-        return f"{counted(one['differences'], 'difference')}"
-    if one["not_compared"]:
-        return f"{counted(one['not_compared'], 'table')} not compared"
-    if one["unsettled"]:
-        return f"{counted(one['unsettled'], 'row')} unsettled"
-    return _VERDICTS[one["mode"]]
+def _own_verdict(document: Mapping[str, Any]) -> str:
+    if "why" in document:
+        return str(document["why"])
+    if document["differences"]:
+        return f"{counted(document['differences'], 'difference')}"
+    if document["not_compared"]:
+        return f"{counted(document['not_compared'], 'table')} not compared"
+    if document["unsettled"]:
+        return f"{counted(document['unsettled'], 'row')} unsettled"
+    return _VERDICTS[document["mode"]]
 
 
 _VERDICTS = {
@@ -172,43 +172,43 @@ def run_document(run: RunRow) -> dict[str, Any]:
     }
 
 
-def _source(one: SourceStatus) -> dict[str, Any]:
+def _source(source: SourceStatus) -> dict[str, Any]:
     return {
-        "source": one.source,
-        "position": one.checkpoint.position.to_json(),
-        "gtid_set": one.checkpoint.gtid_set,
-        "complete_to": moment(one.checkpoint.watermark_us),
-        "lag_s": None if one.lag_us is None else one.lag_us / 1e6,
-        "holder": one.holder,
-        "ring": asdict(one.ring),
-        "epoch": one.epoch,
-        "batches": one.batches,
-        "rows": one.rows,
-        "size_bytes": one.size_bytes,
-        "notes": list(one.notes),
-        "retention_s": one.retention_s,
-        "partial": {table: plain(covered) for table, covered in one.partial.items()},
-        "copier": one.copier,
-        "copies_paused": moment(one.copies_paused_us),
-        "copies_paused_by": one.copies_paused_by,
-        "copies": [copy_document(each) for each in one.copies],
+        "source": source.source,
+        "position": source.checkpoint.position.to_json(),
+        "gtid_set": source.checkpoint.gtid_set,
+        "complete_to": moment(source.checkpoint.watermark_us),
+        "lag_s": None if source.lag_us is None else source.lag_us / 1e6,
+        "holder": source.holder,
+        "ring": asdict(source.ring),
+        "epoch": source.epoch,
+        "batches": source.batches,
+        "rows": source.rows,
+        "size_bytes": source.size_bytes,
+        "notes": list(source.notes),
+        "retention_s": source.retention_s,
+        "partial": {table: plain(covered) for table, covered in source.partial.items()},
+        "copier": source.copier,
+        "copies_paused": moment(source.copies_paused_us),
+        "copies_paused_by": source.copies_paused_by,
+        "copies": [copy_document(each) for each in source.copies],
     }
 
 
-def copy_document(one: CopyStatus) -> dict[str, Any]:
+def copy_document(copy: CopyStatus) -> dict[str, Any]:
     """A table with rows from before its capture, for --json and for the page in Airflow."""
     return {
-        "table": one.table,
-        "state": one.state.value,
-        "why": one.why,
-        "rows": one.rows,
-        "rows_estimated": one.rows_estimated,
-        "percent": one.percent,
-        "bytes": one.size_bytes,
-        "rows_per_s": None if one.rows_s is None else round(one.rows_s, 1),
-        "started": moment(one.started_us),
-        "updated": moment(one.updated_us),
-        "copied_to": one.copied_to,
+        "table": copy.table,
+        "state": copy.state.value,
+        "why": copy.why,
+        "rows": copy.rows,
+        "rows_estimated": copy.rows_estimated,
+        "percent": copy.percent,
+        "bytes": copy.size_bytes,
+        "rows_per_s": None if copy.rows_s is None else round(copy.rows_s, 1),
+        "started": moment(copy.started_us),
+        "updated": moment(copy.updated_us),
+        "copied_to": copy.copied_to,
     }
 
 

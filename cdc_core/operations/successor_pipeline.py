@@ -78,7 +78,7 @@ class ShardPart:
     def parse(cls, text: str) -> ShardPart:
         """From `0-7,12`. The same shards have the same suffix, `_s0_7_s12`, however they are named, and others another
         one. Raises UsageError (usage.argument)."""
-        ranges = [one.partition("-") for one in text.split(",")]
+        ranges = [part.partition("-") for part in text.split(",")]
         bounds = [(first, last or first) for first, _, last in ranges]
         if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text) or any(
             int(last) < int(first) for first, last in bounds
@@ -149,22 +149,22 @@ def write_successor(opened: OpenPipeline, file: Path, new: NewLayout, part: Shar
 
 def _led(meta: Meta, pipeline: str) -> Cutover:
     """The cutover by which the application came to the shards."""
-    found = meta.cutovers.latest(pipeline)
-    if found is None or found.state in (State.BACK, State.ROLLED_BACK):
+    cutover = meta.cutovers.latest(pipeline)
+    if cutover is None or cutover.state in (State.BACK, State.ROLLED_BACK):
         raise UsageError(
             f"The application writes to the sources of {pipeline!r}: no cutover has led it to shards.",
             where=pipeline,
             code="usage.nothing_open",
             remedy="add a target with the new layout to the pipeline file: runs fill it from the stage (docs/move.md)",
         )
-    if found.state not in (State.SWITCHED, State.WATCH, State.COMPLETE):
+    if cutover.state not in (State.SWITCHED, State.WATCH, State.COMPLETE):
         raise Refused(
-            f"A cutover of {pipeline!r} is open: it is {found.state}.",
+            f"A cutover of {pipeline!r} is open: it is {cutover.state}.",
             where=pipeline,
             code="cutover.other_open",
             remedy=f"let it end, or end it (`lockstep cutover abort {pipeline}`); then begin again",
         )
-    return found
+    return cutover
 
 
 def _written_to(pipeline: Pipeline, led: Cutover) -> tuple[MysqlTarget, tuple[str, ...]]:

@@ -70,13 +70,13 @@ def source_tables(pipeline: Pipeline, *, only: Collection[str] | None = None) ->
             servers.add(identity(connection))
             capture = _capture(pipeline, connection)
             wanted = capture.route if only is None else _only(capture, frozenset(only))
-            found = find_tables(connection, lambda database, table, wanted=wanted: bool(wanted(database, table)))  # type: ignore[misc]
+            tables = find_tables(connection, lambda database, table, wanted=wanted: bool(wanted(database, table)))  # type: ignore[misc]
             schemas = []
-            for one in found:
-                if one.schema is not None and not one.problem:
-                    schemas.append(one.schema)
-                elif one.kind == "table":
-                    problems[one.name] = one.problem
+            for table in tables:
+                if table.schema is not None and not table.problem:
+                    schemas.append(table.schema)
+                elif table.kind == "table":
+                    problems[table.name] = table.problem
             for origin in _origins(connection, capture, schemas):
                 for logical in wanted(*_name(origin)):
                     origins.setdefault(logical, []).append(origin)
@@ -84,7 +84,7 @@ def source_tables(pipeline: Pipeline, *, only: Collection[str] | None = None) ->
 
 
 def _only(capture: Capture, names: frozenset[str]) -> Callable[[str, str], tuple[str, ...]]:
-    return lambda database, table: tuple(one for one in capture.route(database, table) if one in names)
+    return lambda database, table: tuple(logical for logical in capture.route(database, table) if logical in names)
 
 
 def _name(origin: Origin) -> tuple[str, str]:
@@ -136,7 +136,7 @@ def create(
     tables: CapturedTables,
     actions: Actions,
     *,
-    made: Callable[[MadeTable], None] = lambda one: None,
+    made: Callable[[MadeTable], None] = lambda table: None,
 ) -> list[MadeTable]:
     """Makes the tables of a target for all captured tables that it takes.
 
@@ -219,15 +219,15 @@ def require_any_ready(opened: OpenPipeline, plan: RunPlan) -> dict[str, Lockstep
     pipeline file says so: the errors of those that fail, by name, if others can continue. If none can, raises the
     errors of all. A target that lacks nothing is asked once, and the sources only after statements that define tables.
     """
-    for one in () if plan.replay else plan.targets:
+    for target in () if plan.replay else plan.targets:
         try:
-            _follow(opened, plan, one)
+            _follow(opened, plan, target)
         except LockstepError as error:
-            log.warning("%s: its columns do not follow those of the sources yet: %s", one.target, error)
-    asked = [target.target for target in plan.targets if target.batches]
+            log.warning("%s: its columns do not follow those of the sources yet: %s", target.target, error)
+    due = [target.target for target in plan.targets if target.batches]
     covered = cache(opened.meta.coverages.find)  # the same for each target
     failed: dict[str, LockstepError] = {}
-    for name in asked:
+    for name in due:
         try:
             if isinstance(opened.pipeline.target(name), IcebergTarget):
                 require_ready(opened, plan, name)
@@ -235,7 +235,7 @@ def require_any_ready(opened: OpenPipeline, plan: RunPlan) -> dict[str, Lockstep
                 _require_or_make(opened, plan, name, partial(require_target, opened, plan, name, covered=covered))
         except LockstepError as error:
             failed[name] = error
-    if failed and len(failed) == len(asked):
+    if failed and len(failed) == len(due):
         raise combined(list(failed.values()))
     return failed
 
@@ -266,8 +266,8 @@ def make_ready(opened: OpenPipeline, plan: RunPlan, name: str, error: LockstepEr
     tables that cannot be made.
     """
     target = opened.pipeline.database(name)
-    found = parts_of(error)
-    if any(isinstance(part, ExistingRows) for part in found):  # nothing is changed before a person has decided on them
+    parts = parts_of(error)
+    if any(isinstance(part, ExistingRows) for part in parts):  # nothing is changed before a person has decided on them
         return False
     tables = [
         table
@@ -277,8 +277,8 @@ def make_ready(opened: OpenPipeline, plan: RunPlan, name: str, error: LockstepEr
     add = frozenset(
         table.table for table in tables if (rule := target.table(table.table)) and rule.on_new_column == "add"
     )
-    creates = target.on_missing_table == "create" and any(isinstance(part, TableMissing) for part in found)
-    if not creates and not (add and any(isinstance(part, ColumnsMissing) for part in found)):
+    creates = target.on_missing_table == "create" and any(isinstance(part, TableMissing) for part in parts)
+    if not creates and not (add and any(isinstance(part, ColumnsMissing) for part in parts)):
         return False
     if creates and not plan.replay:
         _require_unmoved(opened.meta, target, [table.table for table in tables])
@@ -306,8 +306,10 @@ def _follow(opened: OpenPipeline, plan: RunPlan, run: TargetRun) -> None:
         batches = [batch for batch in opened.meta.batches.find(source.name) if batch.batch_id in run.batches]
         begin = min((batch.begin.seq for batch in batches), default=0)
         end = max((batch.end.seq for batch in batches), default=0)
-        redefined |= {name for one, name in statements_of(opened.meta, source) if begin <= one.seq < end}
-    add = {one for one in redefined if (rule := target.table(one)) is not None and rule.on_new_column == "add"}
+        redefined |= {name for definition, name in statements_of(opened.meta, source) if begin <= definition.seq < end}
+    add = {
+        logical for logical in redefined if (rule := target.table(logical)) is not None and rule.on_new_column == "add"
+    }
     if not add:
         return
     renames = renames_of(opened.meta, opened.pipeline)

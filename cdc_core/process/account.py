@@ -40,5 +40,5 @@ def _temporary() -> str:
     """A folder of this account alone: compiled code is loaded from there."""
     folder = f"{tempfile.gettempdir()}/lockstep-{os.getuid()}"
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.lstat(folder)
-    return folder if (found.st_uid, found.st_mode & 0o077) == (os.getuid(), 0) else tempfile.mkdtemp(prefix="lockstep-")
+    stat = os.lstat(folder)
+    return folder if (stat.st_uid, stat.st_mode & 0o077) == (os.getuid(), 0) else tempfile.mkdtemp(prefix="lockstep-")

@@ -48,11 +48,11 @@ def read_rows(connection: SafeConnection, sql: str, prepare: NewBuffer, *, where
     try:
         buffer = Buffer(1, 1, 1 << 16)
         answer = ResultAnswer(connection, buffer, where)
-        found = _definitions(answer, where)
-        if len(found) != len(announced):
-            raise definition_changed(f"{len(announced)} columns were announced, and {len(found)} came", where=where)
-        answer.continue_in(memory if found == announced else prepare(found))
-        forms = np.array([one.form for one in found], np.int8)
+        columns = _definitions(answer, where)
+        if len(columns) != len(announced):
+            raise definition_changed(f"{len(announced)} columns were announced, and {len(columns)} came", where=where)
+        answer.continue_in(memory if columns == announced else prepare(columns))
+        forms = np.array([column.form for column in columns], np.int8)
         ended = False
         while not ended:
             located, ended = answer.next_batch(forms)
@@ -105,16 +105,16 @@ def _definitions(answer: ResultAnswer, where: str) -> list[ResultColumn]:
     if not first or first[0] in (_OK, 251, _EOF) or (first[0] == 252 and len(first) != 3):
         raise malformed("a statement that should return rows returned none", where=where)
     count = first[0] if first[0] < 251 else int.from_bytes(first[1:3], "little")
-    found = []
+    columns = []
     try:
         for _ in range(count):
-            found.append(result_columns.parse(answer.packet()))
+            columns.append(result_columns.parse(answer.packet()))
     except ValueError as error:
         raise malformed(f"a column's definition: {error}", where=where) from None
     last = answer.packet()
     if last[:1] != bytes([_EOF]) or len(last) != 5:
         raise malformed("the columns' definitions do not end", where=where)
-    return found
+    return columns
 
 
 def _end(answer: ResultAnswer, where: str) -> int:

@@ -41,7 +41,7 @@ class TableReader:
         self._connection = connection
         self._where = schema.name
         self._selected = [value_columns.selected(column) for column in schema.columns]
-        self.select_list = ", ".join(one.expression for one in self._selected)
+        self.select_list = ", ".join(selected.expression for selected in self._selected)
         self.arrow = pa.schema([*(row_field(column) for column in schema.columns), _LITERAL_FIELD])
         self._buffer: Buffer | None = None
 
@@ -62,8 +62,8 @@ class TableReader:
         # Two iterators must not share it: one that was left before its end may still have a batch to decode.
         self._buffer = None
 
-        def checked(found: Sequence[ResultColumn]) -> Buffer:
-            value_columns.require_same(self._selected, found, where=self._where)
+        def checked(columns: Sequence[ResultColumn]) -> Buffer:
+            value_columns.require_same(self._selected, columns, where=self._where)
             assert buffer is not None
             return buffer
 
@@ -89,9 +89,9 @@ def read_columns(
     """
     selection: list[value_columns.Selected] = []
 
-    def typed(found: Sequence[ResultColumn]) -> Buffer:
-        selection[:] = [value_columns.selected(Column(one.name, type_of(one))) for one in found]
-        return Buffer(len(found), rows, size_bytes)
+    def typed(columns: Sequence[ResultColumn]) -> Buffer:
+        selection[:] = [value_columns.selected(Column(column.name, type_of(column))) for column in columns]
+        return Buffer(len(columns), rows, size_bytes)
 
     empty = True
     with _own_bytes(connection, where), closing(read_rows(connection, sql, typed, where=where)) as found:
@@ -103,7 +103,7 @@ def read_columns(
 
 
 def _arrow(selection: Sequence[value_columns.Selected]) -> pa.Schema:
-    return pa.schema([*(row_field(one.column) for one in selection), _LITERAL_FIELD])
+    return pa.schema([*(row_field(selected.column) for selected in selection), _LITERAL_FIELD])
 
 
 @contextmanager
@@ -135,9 +135,9 @@ def _batch(
 ) -> pa.RecordBatch:
     arrays: list[pa.Array] = []
     literals: list[tuple[str, Literals]] = []
-    for at, one in enumerate(selection):
-        array, found = value_columns.decode(one, located, at, where)
+    for at, selected in enumerate(selection):
+        array, found = value_columns.decode(selected, located, at, where)
         arrays.append(array)
         if found is not None:
-            literals.append((one.column.name, found))
+            literals.append((selected.column.name, found))
     return pa.RecordBatch.from_arrays([*arrays, literal_map(literals, len(located))], schema=arrow)

@@ -75,22 +75,22 @@ def selected(column: Column) -> Selected:
     return Selected(column, name, kind)
 
 
-def require_same(selection: Sequence[Selected], found: Sequence[ResultColumn], *, where: str) -> None:
+def require_same(selection: Sequence[Selected], definitions: Sequence[ResultColumn], *, where: str) -> None:
     """Raises UnlikeDefinition (table.redefined) if the server announces another type than the table had."""
-    if len(selection) != len(found):
-        how = f"it has {len(found)} columns, not {len(selection)}"
+    if len(selection) != len(definitions):
+        how = f"it has {len(definitions)} columns, not {len(selection)}"
         raise definition_changed(how, where=where, kind=UnlikeDefinition)
-    for one, definition in zip(selection, found, strict=True):
-        difference = _difference(one, definition)
+    for column, definition in zip(selection, definitions, strict=True):
+        difference = _difference(column, definition)
         if difference:
-            how = f"column {one.column.name!r} has {difference}"
+            how = f"column {column.column.name!r} has {difference}"
             raise definition_changed(how, where=where, kind=UnlikeDefinition)
 
 
-def _difference(one: Selected, definition: ResultColumn) -> str:
-    kind, base = one.wire, one.wire.base
+def _difference(column: Selected, definition: ResultColumn) -> str:
+    kind, base = column.wire, column.wire.base
     code = TypeCode(definition.code)
-    if one.by_number:
+    if column.by_number:
         return "" if code in _INTEGERS else f"type {code.name}, not a number"
     if code not in _CODES.get(base, STRINGS):
         return f"type {code.name}, not {base}"
@@ -104,7 +104,7 @@ def _difference(one: Selected, definition: ResultColumn) -> str:
         definition.charset != charsets.BINARY
     ):
         return f"character set {definition.charset}"
-    own = one.column.type.charset
+    own = column.column.type.charset
     if base in TEXT_BASES and own and {definition.charset, own} not in _SAME and definition.charset != own:
         return f"character set {definition.charset}, not {own}"
     return ""
@@ -116,38 +116,38 @@ Where = Callable[[int], str]
 _Decoded = tuple[pa.Array, Literals | None]
 
 
-def decode(one: Selected, located: Located, at: int, where: str) -> _Decoded:
+def decode(chosen: Selected, located: Located, at: int, where: str) -> _Decoded:
     """The array of the column's type for the column with index `at` of the located rows, and what it cannot hold.
 
     Raises RetryLater (connection.unreachable, table.redefined) and Refused (source.unsupported_table,
     source.too_large).
     """
-    column = Column(one.column.name, one.wire)
+    column = Column(chosen.column.name, chosen.wire)
     offset, length = located.offset[at], located.length[at]
 
     def place(_: int) -> str:
         return where
 
     try:
-        if one.by_number:
-            _require_labels(one, located, at, where)
-            return column_buffers.decode_column(one.column, 0, 0, located.buffer, offset, length, place)
-        base = one.wire.base
+        if chosen.by_number:
+            _require_labels(chosen, located, at, where)
+            return column_buffers.decode_column(chosen.column, 0, 0, located.buffer, offset, length, place)
+        base = chosen.wire.base
         if base == "json" and not length.all():
-            raise _json_cut_off(one, where)
+            raise _json_cut_off(chosen, where)
         if base in ("date", "datetime", "timestamp", "time"):
             return column_buffers.decode_fields(column, located.buffer, offset, length, place)
         if base == "decimal":
-            return _decimal(one, located.buffer, offset, length, where), None
+            return _decimal(chosen, located.buffer, offset, length, where), None
         if base in _INSTEAD:
             column = Column(
-                column.name, _INSTEAD[base] if base != "mediumint" else ColumnType("int", one.wire.unsigned)
+                column.name, _INSTEAD[base] if base != "mediumint" else ColumnType("int", chosen.wire.unsigned)
             )
         array, literals = column_buffers.decode_column(column, 0, 0, located.buffer, offset, length, place)
     except (DataAtRisk, InternalError) as error:
-        raise _translated(error, one, where) from error
-    if one.column.type.base == "enum":
-        _require_known(array, one, where)
+        raise _translated(error, chosen, where) from error
+    if chosen.column.type.base == "enum":
+        _require_known(array, chosen, where)
     return array, literals
 
 
@@ -155,11 +155,11 @@ def decode(one: Selected, located: Located, at: int, where: str) -> _Decoded:
 _INSTEAD = {"year": ColumnType("smallint"), "json": _UTF8, "mediumint": ColumnType("int")}
 
 
-def _json_cut_off(one: Selected, where: str) -> Refused:
+def _json_cut_off(column: Selected, where: str) -> Refused:
     """MySQL sends an empty text, with a mere warning, for a document whose text is longer than max_allowed_packet. No
     document is an empty text."""
     return Refused(
-        f"The server sent no text for a JSON document in column {one.column.name!r}: it is longer than "
+        f"The server sent no text for a JSON document in column {column.column.name!r}: it is longer than "
         "max_allowed_packet.",
         where=where,
         code="source.too_large",
@@ -168,10 +168,10 @@ def _json_cut_off(one: Selected, where: str) -> Refused:
     )
 
 
-def _translated(error: LockstepError, one: Selected, where: str) -> LockstepError:
+def _translated(error: LockstepError, column: Selected, where: str) -> LockstepError:
     if isinstance(error, TooManyBytes):
         return Refused(
-            f"Column {one.column.name!r} has a value of more than 2 GiB as UTF-8, which no Arrow array holds.",
+            f"Column {column.column.name!r} has a value of more than 2 GiB as UTF-8, which no Arrow array holds.",
             where=where,
             code="source.too_large",
             remedy="exclude the table (tables.exclude), or shorten the value",
@@ -179,26 +179,26 @@ def _translated(error: LockstepError, one: Selected, where: str) -> LockstepErro
     return malformed(error.what.rstrip("."), where=where)
 
 
-def _require_labels(one: Selected, located: Located, at: int, where: str) -> None:
+def _require_labels(column: Selected, located: Located, at: int, where: str) -> None:
     """The numbers of labels are the definition's only as long as it has that many."""
     numbers_ = np.empty(len(located), np.uint64)
     kernels.little(located.buffer, located.offset[at], located.length[at], numbers_)
-    count = len(one.column.type.labels)
-    limit = count if one.column.type.base == "enum" else (1 << count) - 1
+    count = len(column.column.type.labels)
+    limit = count if column.column.type.base == "enum" else (1 << count) - 1
     valid = located.length[at] >= 0
     if valid.any() and int(numbers_[valid].max()) > limit:
-        raise definition_changed(f"column {one.column.name!r} has a label beyond its {count}", where=where)
+        raise definition_changed(f"column {column.column.name!r} has a label beyond its {count}", where=where)
 
 
-def _require_known(array: pa.StringArray, one: Selected, where: str) -> None:
-    known = pa.array(["", *one.column.type.labels], pa.string())
-    unknown = pc.any(pc.and_(pc.is_valid(array), pc.invert(pc.is_in(array, value_set=known)))).as_py()
+def _require_known(array: pa.StringArray, column: Selected, where: str) -> None:
+    labels = pa.array(["", *column.column.type.labels], pa.string())
+    unknown = pc.any(pc.and_(pc.is_valid(array), pc.invert(pc.is_in(array, value_set=labels)))).as_py()
     if unknown:
-        raise definition_changed(f"column {one.column.name!r} has a label that it did not have", where=where)
+        raise definition_changed(f"column {column.column.name!r} has a label that it did not have", where=where)
 
 
-def _decimal(one: Selected, buffer: Bytes, offset: Longs, length: Ints, where: str) -> pa.Array:
-    kind = one.column.type
+def _decimal(column: Selected, buffer: Bytes, offset: Longs, length: Ints, where: str) -> pa.Array:
+    kind = column.column.type
     precision, scale = kind.precision or 10, kind.scale or 0
     if precision > 38:
         offset, length = offset.copy(), length.copy()
@@ -207,7 +207,7 @@ def _decimal(one: Selected, buffer: Bytes, offset: Longs, length: Ints, where: s
     words = np.empty((len(offset), 2), np.uint64)
     bad = numbers.decimals(buffer, offset, length, precision, scale, words)
     if bad >= 0:
-        raise malformed(f"column {one.column.name!r}: {length[bad]} bytes are not a {kind}", where=where)
+        raise malformed(f"column {column.column.name!r}: {length[bad]} bytes are not a {kind}", where=where)
     valid = length >= 0
     present = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(pa.decimal128(precision, scale), len(offset), [present, pa.py_buffer(words)])

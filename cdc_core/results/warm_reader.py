@@ -42,15 +42,15 @@ def warm() -> list[pa.Array]:
     buffer = Buffer(count, 1, 1 << 10)
     packet = len(row).to_bytes(3, "little") + b"\x01" + row
     buffer.data[: len(packet)] = np.frombuffer(packet, np.uint8)
-    found = [ResultColumn("", code, False, 0, 0, 0) for _, code, _ in _COLUMNS]
-    forms = np.array([one.form for one in found], np.int8)
+    columns = [ResultColumn("", code, False, 0, 0, 0) for _, code, _ in _COLUMNS]
+    forms = np.array([column.form for column in columns], np.int8)
     _, _, located, _ = row_packets.locate(
         buffer.data, 0, len(packet), 1, 0, buffer.size_bytes, forms, buffer.offset, buffer.length, 0
     )
     assert located == 1
-    one = Located(buffer.data, buffer.offset[:, :1], buffer.length[:, :1])
+    first_row = Located(buffer.data, buffer.offset[:, :1], buffer.length[:, :1])
     selection = [value_columns.selected(Column("c", kind)) for kind, _, _ in _COLUMNS]
-    return [value_columns.decode(selected, one, at, "warm")[0] for at, selected in enumerate(selection)]
+    return [value_columns.decode(selected, first_row, at, "warm")[0] for at, selected in enumerate(selection)]
 
 
 def kernels() -> Iterator[tuple[str, Any]]:

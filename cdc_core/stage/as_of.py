@@ -75,7 +75,11 @@ class AsOf:
         """Without what is entirely after it, so that the definitions are those of the moment too."""
         if self.read is not None:
             known = [(manifest, *self.read[manifest.source]) for manifest in manifests if manifest.source in self.read]
-            return [one for one, end, ids in known if (one.batch_id in ids if one.copied else one.begin.position < end)]
+            return [
+                manifest
+                for manifest, end, ids in known
+                if (manifest.batch_id in ids if manifest.copied else manifest.begin.position < end)
+            ]
         if self.position is None:
             time_us = self.time_us
             return [
@@ -127,7 +131,9 @@ class AsOf:
             first = min(manifests, key=lambda manifest: manifest.begin.position.seq)
             begins = str(first.begin.position)
             if self.position is None:
-                begins = f"{from_us(min(one.window_start_us for one in manifests)).isoformat()} (UTC), {begins}"
+                begins = (
+                    f"{from_us(min(manifest.window_start_us for manifest in manifests)).isoformat()} (UTC), {begins}"
+                )
             raise Refused(
                 "The first batch begins after the requested moment.",
                 where=str(self.position or from_us(self.time_us or 0).isoformat()),

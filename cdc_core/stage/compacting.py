@@ -57,19 +57,19 @@ def files_of(batches: Sequence[Manifest]) -> list[FileOf]:
     """What the parts of a range become; in the order of their tables, those of a source table in stream order."""
     by_table: dict[tuple[str, str], list[tuple[Part, TableSchema]]] = defaultdict(list)
     for batch in batches:
-        for part in sorted(batch.parts, key=lambda one: one.max_seq):
+        for part in sorted(batch.parts, key=lambda part: part.max_seq):
             schema = batch.schemas[part.schema_id]
             by_table[part.table, schema.name].append((part, schema))
-    found = []
+    files = []
     for (table, _), parts in sorted(by_table.items()):
         some: list[Part] = []
         for number, (part, schema) in enumerate(parts):
             some.append(part)
             after = parts[number + 1] if number + 1 < len(parts) else None
             if after is None or after[1].id != schema.id or _full(some, after[0]):
-                found.append(FileOf(table, schema, tuple(some)))
+                files.append(FileOf(table, schema, tuple(some)))
                 some = []
-    return found
+    return files
 
 
 def _full(some: Sequence[Part], after: Part) -> bool:
@@ -87,37 +87,37 @@ def compact(store: ObjectStore, batches: Sequence[Manifest], *, epoch: int, crea
     begin, end = batches[0].begin.position.seq, batches[-1].end.position.seq
     parts = []
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        for number, one in enumerate(wanted):
-            if len(one.parts) == 1:
-                parts.append(one.parts[0])
+        for number, file in enumerate(wanted):
+            if len(file.parts) == 1:
+                parts.append(file.parts[0])
             else:
                 name = CompactedName(batches[0].source, begin, end, epoch, number)
-                parts.append(_written(store, one, name, batches[0].window_start_us, level, Path(scratch)))
+                parts.append(_written(store, file, name, batches[0].window_start_us, level, Path(scratch)))
     return Compaction(
         epoch=epoch,
         created_us=created_us,
         batches=tuple(bare(batch) for batch in batches),
         counts=tuple(BatchCounts.of(batch) for batch in batches),
         parts=tuple(parts),
-        schemas={one.schema.id: one.schema for one in wanted},
+        schemas={file.schema.id: file.schema for file in wanted},
     )
 
 
 def _written(
-    store: ObjectStore, one: FileOf, name: CompactedName, window_start_us: int, level: int, scratch: Path
+    store: ObjectStore, file: FileOf, name: CompactedName, window_start_us: int, level: int, scratch: Path
 ) -> Part:
     """The file, durable and proven."""
     made = open_part(
         store,
-        one.table,
-        one.schema,
+        file.table,
+        file.schema,
         name,
-        lambda name: compacted_path(one.table, window_start_us, name),
+        lambda name: compacted_path(file.table, window_start_us, name),
         level=level,
         scratch=scratch,
     )
     try:
-        for part in one.parts:
+        for part in file.parts:
             for batch in rows_of(store, part):
                 made.add(batch.cast(made.arrow))
         made.file.close()
@@ -125,13 +125,13 @@ def _written(
     except BaseException:
         made.file.discard()
         raise
-    written = bounded(made.listed(path), one.parts)
-    _require_sums(one, written)
-    _require_rows(store, one, written, made.arrow)
+    written = bounded(made.listed(path), file.parts)
+    _require_sums(file, written)
+    _require_rows(store, file, written, made.arrow)
     return written
 
 
-def _require_rows(store: ObjectStore, one: FileOf, written: Part, arrow: pa.Schema) -> None:
+def _require_rows(store: ObjectStore, file: FileOf, written: Part, arrow: pa.Schema) -> None:
     """The file has the rows of the parts in their order, as both are on the stage."""
     # Dictionaries are equal only if their values have the same numbers.
     plain = pa.schema(
@@ -146,7 +146,7 @@ def _require_rows(store: ObjectStore, one: FileOf, written: Part, arrow: pa.Sche
         return pa.Table.from_arrays(viewed, schema=bits)
 
     there, read = bits.empty_table(), rows_of(store, written)
-    for part in one.parts:
+    for part in file.parts:
         for batch in rows_of(store, part):
             while there.num_rows < batch.num_rows and (more := next(read, None)) is not None:
                 there = pa.concat_tables([there, comparable(more)])
@@ -172,15 +172,15 @@ def rows_of(store: ObjectStore, part: Part) -> Iterator[pa.RecordBatch]:
         yield from pq.ParquetFile(file).iter_batches(_ROWS)
 
 
-def _require_sums(one: FileOf, written: Part) -> None:
+def _require_sums(file: FileOf, written: Part) -> None:
     """What was counted again is what the manifests say."""
     sums = {
-        "rows": one.rows,
-        "key_changes": sum(part.key_changes for part in one.parts),
-        "absent_rows": sum(part.absent_rows for part in one.parts),
+        "rows": file.rows,
+        "key_changes": sum(part.key_changes for part in file.parts),
+        "absent_rows": sum(part.absent_rows for part in file.parts),
     }
     ops: dict[str, int] = defaultdict(int)
-    for part in one.parts:
+    for part in file.parts:
         for op, number in part.ops.items():
             ops[op] += number
     wrong = {name: value for name, value in sums.items() if getattr(written, name) != value}

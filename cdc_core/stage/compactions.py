@@ -45,25 +45,27 @@ class Compactions:
     by_source: Mapping[str, Sequence[Compaction]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Compaction]:
-        return (one for ranges in self.by_source.values() for one in ranges)
+        return (compaction for ranges in self.by_source.values() for compaction in ranges)
 
     def known(self, source: str) -> list[Mapping[str, Manifest]]:
         """For `manifest.chain`."""
-        return [one.known for one in self.by_source.get(source, ())]
+        return [compaction.known for compaction in self.by_source.get(source, ())]
 
     def at(self, source: str, seq: int) -> Compaction | None:
         """The range that has an order key of the source's log."""
         ranges = self.by_source.get(source, ())
-        number = bisect_right(ranges, seq, key=lambda one: one.begin.seq) - 1
+        number = bisect_right(ranges, seq, key=lambda compaction: compaction.begin.seq) - 1
         return ranges[number] if number >= 0 and seq < ranges[number].end.seq else None
 
     def counts_of(self, manifest: Manifest) -> BatchCounts | None:
         """The counts of a batch as it was staged; None for one that is not compacted."""
         place = manifest.begin.position.seq
-        found = None if manifest.copied else self.at(manifest.source, place)
-        if found is None:
+        compaction = None if manifest.copied else self.at(manifest.source, place)
+        if compaction is None:
             return None
-        return found.counts[bisect_right(found.batches, place, key=lambda batch: batch.begin.position.seq) - 1]
+        return compaction.counts[
+            bisect_right(compaction.batches, place, key=lambda batch: batch.begin.position.seq) - 1
+        ]
 
     def path_of(self, part: Part) -> str:
         """The path of the file that has the rows of a batch's part now."""
@@ -73,8 +75,8 @@ class Compactions:
     def instead_of(self, path: str, table: str, schema_id: str, max_seq: int) -> Part | None:
         """The file that has the rows of a batch's part, among others; None if the part is read itself."""
         name = parse_part(path)
-        found = None if name is None else self.at(name.source, name.seq)
-        part = None if found is None else found.part_with(table, schema_id, max_seq)
+        compaction = None if name is None else self.at(name.source, name.seq)
+        part = None if compaction is None else compaction.part_with(table, schema_id, max_seq)
         return None if part is None or part.path == path else part
 
 
@@ -100,25 +102,31 @@ def records(store: ObjectStore, source: str) -> Iterator[Compaction]:
 def parse(data: bytes, path: str, source: str, where: str) -> Compaction:
     """A record from its text. Raises DataAtRisk (stage.damaged), Refused (install.version)."""
     with reading_record(path, where, "record of a compacted range", remedy=_RESTORE):
-        found = Compaction.from_bytes(data)
-        if found.source != source or compaction_path(source, found.begin) != path:
-            raise ValueError(f"it is that of another range, {found.source} {found}")
-    return found
+        compaction = Compaction.from_bytes(data)
+        if compaction.source != source or compaction_path(source, compaction.begin) != path:
+            raise ValueError(f"it is that of another range, {compaction.source} {compaction}")
+    return compaction
 
 
-def files_of(one: Compaction) -> list[str]:
+def files_of(compaction: Compaction) -> list[str]:
     """All that there is of a range, in the order in which it is removed: the record last, by which the rest is found.
     Parts that were left as they are are those of their batches."""
-    files = [part.path for part in one.parts if parse_compacted(part.path)]
-    return [*files, originals_removed_path(one.source, one.begin), compaction_path(one.source, one.begin)]
+    files = [part.path for part in compaction.parts if parse_compacted(part.path)]
+    return [
+        *files,
+        originals_removed_path(compaction.source, compaction.begin),
+        compaction_path(compaction.source, compaction.begin),
+    ]
 
 
-def _apart(found: Iterable[Compaction]) -> Iterator[Compaction]:
+def _apart(compactions: Iterable[Compaction]) -> Iterator[Compaction]:
     """Two that were made at once, by a process that had lost its turn, may overlap: the first one counts."""
     end = -1
-    for one in found:
-        if one.begin.seq < end:
-            log.warning("source %s: the compacted range %s is not used: another one overlaps it", one.source, one)
+    for compaction in compactions:
+        if compaction.begin.seq < end:
+            log.warning(
+                "source %s: the compacted range %s is not used: another one overlaps it", compaction.source, compaction
+            )
             continue
-        end = one.end.seq
-        yield one
+        end = compaction.end.seq
+        yield compaction

@@ -66,7 +66,7 @@ def newest(store: ObjectStore, target: str) -> Cut | None:
 
 
 def _cuts_in(store: ObjectStore, folder: str) -> Iterator[tuple[str, Cut]]:
-    for path in sorted((one.path for one in store.list(folder)), reverse=True):
+    for path in sorted((info.path for info in store.list(folder)), reverse=True):
         if path.endswith(".json"):
             with reading_record(path, store.uri, "cut of a lake"):
                 cut = Cut.from_bytes(store.get(path))

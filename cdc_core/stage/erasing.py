@@ -40,7 +40,7 @@ def without(store: ObjectStore, part: Part, schema: TableSchema, gone: Collectio
             part.table,
             schema,
             name,
-            lambda one: f"{stem}-{one.part:04d}.parquet",
+            lambda file: f"{stem}-{file.part:04d}.parquet",
             level=level,
             scratch=Path(scratch),
         )
@@ -61,7 +61,7 @@ def _among(rows: pa.RecordBatch, gone: Collection[Place]) -> np.ndarray[tuple[in
     seqs, numbers = (rows.column(name).to_numpy() for name in (SEQ, ROW))
     found = np.isin(seqs, np.array([seq for seq, _ in gone], np.int64))
     at = np.flatnonzero(found)
-    found[at] = [(int(seqs[one]), int(numbers[one])) in gone for one in at]
+    found[at] = [(int(seqs[index]), int(numbers[index])) in gone for index in at]
     return found
 
 

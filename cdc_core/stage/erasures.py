@@ -71,22 +71,22 @@ def read(store: ObjectStore, request: str, *, ended: bool = False) -> Erasure | 
 def unended(store: ObjectStore) -> Iterator[Erasure]:
     """Those that have not ended. Raises what `read` does."""
     for info in store.list(ERASURES):
-        found = read(store, info.path.removeprefix(ERASURES).removesuffix(".json"))
-        if found is not None:
-            yield found
+        erasure = read(store, info.path.removeprefix(ERASURES).removesuffix(".json"))
+        if erasure is not None:
+            yield erasure
 
 
 def require_ended(store: ObjectStore) -> None:
     """Raises RetryLater (lease.held) while rows are being erased, or as long as an erasure that was killed is not ended
     by another one."""
-    for one in unended(store):
-        raise under_way(store, one)
+    for erasure in unended(store):
+        raise under_way(store, erasure)
 
 
-def under_way(store: ObjectStore, one: Erasure) -> LeaseHeld:
+def under_way(store: ObjectStore, erasure: Erasure) -> LeaseHeld:
     """What is said of an erasure that has begun."""
     return LeaseHeld(
-        f"Rows of {one.table} are being erased; no run is planned meanwhile.",
-        where=f"{store.uri} {erasure_path(one.request)}",
+        f"Rows of {erasure.table} are being erased; no run is planned meanwhile.",
+        where=f"{store.uri} {erasure_path(erasure.request)}",
         remedy="wait until the erasure has ended; if it was killed, repeat the same command (`forget`, with its keys)",
     )

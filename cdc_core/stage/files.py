@@ -115,8 +115,8 @@ class FileStore:
             raise self._unreadable(path, error) from None
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        found = [info for info in self._walk(prefix) if not _name(info.path).startswith(_TEMPORARY)]
-        yield from sorted(found, key=lambda info: info.path.encode())
+        infos = [info for info in self._walk(prefix) if not _name(info.path).startswith(_TEMPORARY)]
+        yield from sorted(infos, key=lambda info: info.path.encode())
 
     def delete(self, path: str) -> None:
         local = self._local(path)
@@ -130,8 +130,8 @@ class FileStore:
                 parent.rmdir()
 
     def leftovers(self) -> Iterator[Leftover]:
-        found = [info for info in self._walk("") if _name(info.path).startswith(_TEMPORARY)]
-        return (Leftover(info.path, info.modified) for info in found)
+        infos = [info for info in self._walk("") if _name(info.path).startswith(_TEMPORARY)]
+        return (Leftover(info.path, info.modified) for info in infos)
 
     def discard(self, leftover: Leftover) -> None:
         self.delete(leftover.path)
@@ -174,10 +174,10 @@ class FileStore:
 
     def folders(self, path: str) -> Sequence[Path]:
         """The folders that lead to a path, from the root on."""
-        found = [self._local(path).parent]
-        while found[-1] != self.root:
-            found.append(found[-1].parent)
-        return found[::-1]
+        folders = [self._local(path).parent]
+        while folders[-1] != self.root:
+            folders.append(folders[-1].parent)
+        return folders[::-1]
 
     def _open(self, local: Path, flags: int, *, durable: bool = True) -> int:
         """Opens, making the directory; again when a deleter removed the empty directory in between."""
@@ -195,7 +195,7 @@ class FileStore:
         if directory.is_dir():
             return
         new = [directory, *directory.parents]
-        new = new[: next(i for i, one in enumerate(new) if one.exists())]
+        new = new[: next(i for i, path in enumerate(new) if path.exists())]
         # Only the owner may read the rows, until the owner opens the stage's own directory to others.
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ class FileStore:
                 raise OSError(errno.EROFS, f"{error.strerror}, in {new[-1].parent}") from error
             raise
         if durable:
-            _sync_all(one.parent for one in reversed(new))
+            _sync_all(path.parent for path in reversed(new))
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
         """Raises RetryLater (disk.error) for a folder that cannot be listed: it is not an empty one."""

@@ -54,10 +54,10 @@ def read(store: ObjectStore, source: str) -> Horizon | None:
     if data is None:
         return None
     with reading_record(path, store.uri, "horizon"):
-        found = Horizon.from_bytes(data)
-        if found.source != source:
-            raise ValueError(f"it is that of {found.source!r}")
-    return found
+        horizon = Horizon.from_bytes(data)
+        if horizon.source != source:
+            raise ValueError(f"it is that of {horizon.source!r}")
+    return horizon
 
 
 def require_unpurged(store: ObjectStore, batch_ids: Sequence[str]) -> None:

@@ -39,14 +39,14 @@ def damage(store: ObjectStore, part: StagedBytes, *, deep: bool = True) -> DataA
         return _damaged(store, part, f"has {info.size_bytes} bytes; its batch staged {part.size_bytes}")
     if not deep:
         return None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with store.open_input(part.path) as file:
             while data := file.read(_CHUNK):
-                found.update(data)
+                digest.update(data)
     except DataAtRisk as gone:  # by a purge, since it was looked at
         return gone
-    return None if found.hexdigest() == part.sha256 else _damaged(store, part, _OTHER_BYTES)
+    return None if digest.hexdigest() == part.sha256 else _damaged(store, part, _OTHER_BYTES)
 
 
 def fetch(store: ObjectStore, part: StagedBytes, to: Path) -> None:
@@ -54,12 +54,12 @@ def fetch(store: ObjectStore, part: StagedBytes, to: Path) -> None:
 
     Raises DataAtRisk (stage.damaged).
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with store.open_input(part.path) as source, to.open("wb") as copy:
         while data := source.read(_CHUNK):
-            found.update(data)
+            digest.update(data)
             copy.write(data)
-    if found.hexdigest() != part.sha256:
+    if digest.hexdigest() != part.sha256:
         raise _damaged(store, part, _OTHER_BYTES)
 
 

@@ -94,11 +94,11 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
     data = manifest.to_bytes()
     if store.put_if_absent(path, data):
         return Committed(manifest, ours=True)
-    found = store.get(path)
-    ours = found == data  # an earlier attempt of ours, whose answer was lost
+    stored = store.get(path)
+    ours = stored == data  # an earlier attempt of ours, whose answer was lost
     if not ours:
         log.warning("source %s: batch %s was committed by another writer", manifest.source, manifest.batch_id)
-    return Committed(parse(found, path, store.uri), ours)
+    return Committed(parse(stored, path, store.uri), ours)
 
 
 def read(store: ObjectStore, source: str, begin: Position) -> Manifest:
@@ -301,8 +301,8 @@ def _problems(
             problems += files.problems(part, f"batch {manifest.batch_id}", may_be_gone=replaced)
         if len(problems) > known_before or any(part.ops.get("t") for part in manifest.parts):
             batches.append(manifest)
-    for one in ranges:
-        problems += _range_problems(store, files, one, rows[one.begin.name])
+    for compaction in ranges:
+        problems += _range_problems(store, files, compaction, rows[compaction.begin.name])
     if whole and (problem := lost_end(store, source, last, recorded)) not in (None, *problems):
         assert problem is not None
         problems.append(problem)
@@ -314,15 +314,15 @@ def _healed(
 ) -> list[ChainProblem]:
     """batches: those with files that have problems, and those with a change `t`."""
     listing: list[Manifest | Compaction] = [*batches, *ranges]
-    parts = [(one.source, one.schemas, part) for one in listing for part in one.parts]
+    parts = [(manifest.source, manifest.schemas, part) for manifest in listing for part in manifest.parts]
     of = {part.path: (part, (source, schemas[part.schema_id].name)) for source, schemas, part in parts}
-    found = []
+    left = []
     for problem in problems:
         if problem.path in of:
             part, table = of[problem.path]
             problem = replace(problem, healed=part.max_seq < emptied_before(batches, part.table).get(table, 0))
-        found.append(problem)
-    return found
+        left.append(problem)
+    return left
 
 
 def _ranges(store: ObjectStore, source: str) -> tuple[compactions.Compactions, list[ChainProblem]]:
@@ -339,17 +339,19 @@ def _rows_of(parts: Iterable[Part]) -> Counter[str]:
     return rows
 
 
-def _range_problems(store: ObjectStore, files: _Files, one: Compaction, found: Counter[str]) -> list[ChainProblem]:
+def _range_problems(
+    store: ObjectStore, files: _Files, compaction: Compaction, found: Counter[str]
+) -> list[ChainProblem]:
     """found: rows by table in the manifests of the range, and these by their paths."""
-    path = compaction_path(one.source, one.begin)
-    wanted = Counter({batch.path: 1 for batch in one.batches}) + _rows_of(one.parts)
+    path = compaction_path(compaction.source, compaction.begin)
+    wanted = Counter({batch.path: 1 for batch in compaction.batches}) + _rows_of(compaction.parts)
     problems = []
     if found and found != wanted:  # without any, all of its batches are before the horizon
-        what = f"The compacted range {one} does not have the batches or the numbers of rows of its manifests."
+        what = f"The compacted range {compaction} does not have the batches or the numbers of rows of its manifests."
         problems.append(ChainProblem("stage.damaged", path, what))
-    for part in one.parts:
+    for part in compaction.parts:
         if found and parse_compacted(part.path):
-            problems += files.problems(part, f"the compacted range {one}")
+            problems += files.problems(part, f"the compacted range {compaction}")
     return problems
 
 
@@ -433,7 +435,7 @@ def sweep(
     for record in compactions.records(store, source):
         listed.update(part.path.casefold() for part in record.parts)
     parts = tuple(info for info, seq in candidates if info.path.casefold() not in listed and seq < end)
-    leftovers = tuple(one for one in unfinished if _is_left(one, source, live_epoch, copies.live_epoch))
+    leftovers = tuple(leftover for leftover in unfinished if _is_left(leftover, source, live_epoch, copies.live_epoch))
     if not dry_run:
         for part in parts:
             store.delete(part.path)

@@ -32,15 +32,15 @@ def needed_parts(
 
 def emptied_before(manifests: Iterable[Manifest], table: str, as_of: AsOf | None = None) -> dict[SourceTable, int]:
     """For each source table, an order key that is not after its last `t` of the moment."""
-    found: dict[SourceTable, int] = {}
+    emptied: dict[SourceTable, int] = {}
     for manifest in manifests:
         for part in manifest.parts:
             if part.table == table and part.ops.get("t"):
                 name = definition_of(manifest, part).name
                 if as_of is None or _counts(manifest, part, name, as_of):
                     of = manifest.source, name
-                    found[of] = max(part.min_seq, found.get(of, 0))
-    return found
+                    emptied[of] = max(part.min_seq, emptied.get(of, 0))
+    return emptied
 
 
 def _counts(manifest: Manifest, part: Part, name: str, as_of: AsOf) -> bool:

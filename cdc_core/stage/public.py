@@ -127,9 +127,9 @@ def read_chains(
     # Meta first: what is recorded is staged, and the stage only grows meanwhile.
     recorded = None if pipeline is None else recorded_ends(pipeline, sources, note)
     ranges = compactions.read(store, sources)
-    found = {name: list(chain(store, name, known=ranges.known(name))) for name in sources}
+    chains = {name: list(chain(store, name, known=ranges.known(name))) for name in sources}
     reached: dict[str, Checkpoint | None] = {}
-    for name, batches in found.items():
+    for name, batches in chains.items():
         last = batches[-1] if batches else None
         reached[name] = None if last is None else last.end
         if recorded is not None:
@@ -137,7 +137,7 @@ def read_chains(
             require_reached(store, name, last, None if checkpoint is None else checkpoint.position)
             require_found(store, name, copied, {batch.path for batch in batches})
             reached[name] = checkpoint or reached[name]
-    return Chains(found, reached, recorded is not None, ranges)
+    return Chains(chains, reached, recorded is not None, ranges)
 
 
 def recorded_ends(
@@ -254,7 +254,7 @@ class Stage:
         """Marks how far this stage goes. Keep the text, and give it to a later stage: `changes(since=bookmark)` returns
         the changes that came since, each of them once, and rows of copies too."""
         chains = {name: chain for name, chain in self._chains.by_source.items() if chain}
-        ids = {name: [one.batch_id for one in chain if one.copied] for name, chain in chains.items()}
+        ids = {name: [manifest.batch_id for manifest in chain if manifest.copied] for name, chain in chains.items()}
         return json.dumps({name: [str(chain[-1].end.position), ids[name]] for name, chain in chains.items()})
 
     def _since(self, moment: Moment | None) -> AsOf | None:
@@ -379,15 +379,15 @@ class Table:
         store = self._stage._store
         return [
             StagedFile(
-                path=store.location(one.part.path),
-                spark_uri=store.spark_uri(one.part.path),
-                rows=one.part.rows,
-                size_bytes=one.part.size_bytes,
-                sha256=one.part.sha256,
-                source=one.source,
-                definition=one.schema.id,
+                path=store.location(part.part.path),
+                spark_uri=store.spark_uri(part.part.path),
+                rows=part.part.rows,
+                size_bytes=part.part.size_bytes,
+                sha256=part.part.sha256,
+                source=part.source,
+                definition=part.schema.id,
             )
-            for one in parts_of(self._manifests, self.name)
+            for part in parts_of(self._manifests, self.name)
         ]
 
     @property

@@ -34,7 +34,7 @@ def unless_removed(store: ObjectStore, begins: Mapping[str, Position], paths: It
 
 def _is_purged(store: ObjectStore, begins: Mapping[str, Position]) -> bool:
     horizons_now = {source: horizons.read(store, source) for source in begins}
-    return any(one is not None and begins[source] < one.position for source, one in horizons_now.items())
+    return any(horizon is not None and begins[source] < horizon.position for source, horizon in horizons_now.items())
 
 
 def _is_compacted(store: ObjectStore, sources: Iterable[str], paths: Iterable[str]) -> bool:
@@ -42,12 +42,12 @@ def _is_compacted(store: ObjectStore, sources: Iterable[str], paths: Iterable[st
     for path in paths:
         part, made = parse_part(path), parse_compacted(path)
         place = (part.source, part.seq) if part else (made.source, made.begin_seq) if made else None
-        found = None if place is None else ranges.at(*place)
-        if found is not None and all(part.path != path for part in found.parts):
+        compaction = None if place is None else ranges.at(*place)
+        if compaction is not None and all(part.path != path for part in compaction.parts):
             return True
     return False
 
 
 def _is_erased(store: ObjectStore, sources: Iterable[str], paths: Collection[str]) -> bool:
     manifests = (manifest for source in sources for manifest in chain(store, source))
-    return any(one.path in paths for manifest in manifests for one in manifest.erased)
+    return any(erased.path in paths for manifest in manifests for erased in manifest.erased)

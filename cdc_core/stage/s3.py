@@ -167,13 +167,13 @@ class S3Store:
         full = self._prefix + prefix
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=full)
         with self._calling(prefix or "the stage"):
-            found = [
+            infos = [
                 ObjectInfo(item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"].timestamp())
                 for page in pages
                 for item in page.get("Contents", ())
             ]
         # AWS lists in this order; not every server does.
-        yield from sorted(found, key=lambda info: info.path.encode())
+        yield from sorted(infos, key=lambda info: info.path.encode())
 
     def delete(self, path: str) -> None:
         with self._calling(path):
@@ -181,7 +181,7 @@ class S3Store:
 
     def leftovers(self) -> Iterator[Leftover]:
         """Multipart uploads that are not finished."""
-        found = []
+        leftovers = []
         with self._calling("multipart uploads"):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=self._prefix
@@ -189,8 +189,8 @@ class S3Store:
             for page in pages:
                 for upload in page.get("Uploads", ()):
                     path = upload["Key"].removeprefix(self._prefix)
-                    found.append(Leftover(path, upload["Initiated"].timestamp(), upload["UploadId"]))
-        yield from found
+                    leftovers.append(Leftover(path, upload["Initiated"].timestamp(), upload["UploadId"]))
+        yield from leftovers
 
     def discard(self, leftover: Leftover) -> None:
         with self._calling(leftover.path):

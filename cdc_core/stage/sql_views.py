@@ -71,9 +71,9 @@ def sql(
     if as_of is not None:
         as_of.require_begun(manifests)
     tables = sorted(tables_of(manifests))
-    asked = query.casefold()
-    named = [table for table in tables if table.rpartition(".")[2].replace('"', '""').casefold() in asked]
-    if not named and _LISTING.search(asked):
+    folded = query.casefold()
+    named = [table for table in tables if table.rpartition(".")[2].replace('"', '""').casefold() in folded]
+    if not named and _LISTING.search(folded):
         named = tables
     alike = _alike(tables)
     lacking = {} if partial else staged_coverage.missing_of(store, manifests, tables, as_of)
@@ -84,7 +84,7 @@ def sql(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
         read, numbers = _names_read(connection, query), count()
         try:
-            for table in (one for one in named if one not in alike):
+            for table in (name for name in named if name not in alike):
                 every = TableFiles.at(manifests, table, as_of)
                 views = _views(store, every, purged.get(table, ""), lacking.get(table, ()), partial=partial)
                 for suffix, names in _sql_names(connection, table).items():

@@ -155,10 +155,10 @@ def _between(
         until.require_begun(manifests)
     every, before, up_to = parts_of(manifests, table), _paths(manifests, since), _paths(manifests, until)
     parts = [
-        one
-        for one in every
-        if (until is None or one.part.path in up_to)
-        and (one.part.path not in before or since is None or since.may_have_later(one.source, one.part))
+        part
+        for part in every
+        if (until is None or part.part.path in up_to)
+        and (part.part.path not in before or since is None or since.may_have_later(part.source, part.part))
     ]
     if since is not None and since.time_us is not None and conflict(definitions_of(parts)):
         later = later_places(manifests, since)
@@ -171,11 +171,11 @@ def _between(
         raise
 
 
-def _goes_on(store: ObjectStore, one: StagedPart, moment: AsOf, later: Mapping[str, Sequence[int]]) -> bool:
+def _goes_on(store: ObjectStore, part: StagedPart, moment: AsOf, later: Mapping[str, Sequence[int]]) -> bool:
     """Whether a part has a change after a moment."""
-    with open_intact(store, one.part) as file:
+    with open_intact(store, part.part) as file:
         places = pq.ParquetFile(file).read([SEQ, TS])
-    return bool(places.filter(~moment.expression_of(end_seq(one, later))).num_rows)
+    return bool(places.filter(~moment.expression_of(end_seq(part, later))).num_rows)
 
 
 def _paths(manifests: Sequence[Manifest], moment: AsOf | None) -> frozenset[str]:
@@ -204,9 +204,9 @@ def by_key_batches(
             remedy="read its changes as they are, or name columns that identify a row",
         )
     schema = changes_columns(store, manifests, table, until=until)
-    found = (some.select(schema.names) for some in by_key_rows(store, files, own))
+    batches = (some.select(schema.names) for some in by_key_rows(store, files, own))
     # A delete of a key comes before an insert of another one at the same place.
-    yield from _ordered(schema, found, [SOURCE, SEQ, ROW, f"{OP} DESC", *map(quoted, own)], rows)
+    yield from _ordered(schema, batches, [SOURCE, SEQ, ROW, f"{OP} DESC", *map(quoted, own)], rows)
 
 
 def _ordered(

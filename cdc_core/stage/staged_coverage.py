@@ -83,7 +83,7 @@ def lacking(
     return found + [
         f"{feed} (source {source}) is routed elsewhere now"
         for feed in sorted(feeds)
-        if (known := covered.get(feed)) is not None and table not in (known.feeds or (table,))
+        if (coverage := covered.get(feed)) is not None and table not in (coverage.feeds or (table,))
     ]
 
 
@@ -140,22 +140,22 @@ def _was_absent(later: TableCoverage | None, by_then: Sequence[Manifest]) -> boo
 
 
 def _by_source(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
-    found: dict[str, list[Manifest]] = defaultdict(list)
+    by_source: dict[str, list[Manifest]] = defaultdict(list)
     for manifest in manifests:
-        found[manifest.source].append(manifest)
-    return found
+        by_source[manifest.source].append(manifest)
+    return by_source
 
 
 def feeding_tables(chain: Iterable[Manifest], covered: Mapping[str, TableCoverage]) -> dict[str, set[str]]:
     """The source tables of each logical table: those whose rows were staged for it, and those routed to it."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for table, one in covered.items():
-        for logical in one.feeds:
-            found[logical].add(table)
+    feeding: dict[str, set[str]] = defaultdict(set)
+    for table, coverage in covered.items():
+        for logical in coverage.feeds:
+            feeding[logical].add(table)
     for manifest in chain:
         for part in manifest.parts:
-            found[part.table].add(manifest.schemas[part.schema_id].name)
-    return found
+            feeding[part.table].add(manifest.schemas[part.schema_id].name)
+    return feeding
 
 
 def _repeated(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -> Iterator[tuple[str, str]]:
@@ -168,8 +168,8 @@ def _repeated(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -
             continue
         for part in manifest.parts:
             schema = manifest.schemas[part.schema_id]
-            known = covered.get(schema.name)
-            if not schema.key and not (known is not None and known.whole and known.seq >= part.max_seq):
+            coverage = covered.get(schema.name)
+            if not schema.key and not (coverage is not None and coverage.whole and coverage.seq >= part.max_seq):
                 where = f"{bridge.source} continued on another server at {bridge.end.position}"
                 yield part.table, f"changes of {schema.name}, which has no key, may be staged twice: {where}"
 

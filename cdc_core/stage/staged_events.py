@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ _FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
 _GATHERED_ROWS, _GATHERED_BYTES_A_ROW = 1 << 18, 1 << 7
 """The bounds of events that are given at once."""
 _PLAIN_BYTES, _BYTES_OF_CHARACTER = 16, 4
+SHARE_BYTES = 4 << 20
+"""The least of a file that is read by a task of its own. Each of them compares the whole file with its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class FileOfEvents:
 
     key_changes: how many updates in it change the definition's own key. copied: its rows are of a copy. seqs: ranges of
     the order keys of the rows that count; () for all. begins: of a table without a key, where its batches begin; () if
-    each row is where its batch begins, as copied ones are. emptied: as in history.events.
+    each row is where its batch begins, as copied ones are. emptied: as in history.events. share: of its row groups that
+    are read: its number, and how many there are.
     """
 
     part: StagedBytes
@@ -41,6 +44,12 @@ class FileOfEvents:
     seqs: tuple[tuple[int, int], ...] = ()
     begins: tuple[int, ...] = ()
     emptied: Mapping[str, int] = field(default_factory=dict)
+    share: tuple[int, int] = (0, 1)
+
+    def shares(self, most: int) -> list[FileOfEvents]:
+        """The file as several that have about as many rows each, or itself if it is small."""
+        count = max(min(most, self.part.size_bytes // SHARE_BYTES), 1)
+        return [replace(self, share=(number, count)) for number in range(count)]
 
 
 def file_events(
@@ -90,7 +99,9 @@ def counted_rows(
     """The rows of a file that count, some at a time. names: of their columns, SEQ among them. before: of those inside
     `_before`."""
     columns = [name for name in names if name != BEFORE] + [f"{BEFORE}.{name}" for name in before]
-    for group in range(parquet.num_row_groups):
+    number, shares = file.share
+    groups = parquet.num_row_groups
+    for group in range(groups * number // shares, groups * (number + 1) // shares):
         size = _batch_rows(parquet.metadata.row_group(group), file.schema, names)
         for batch in parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
             rows = pa.Table.from_batches([batch])

@@ -84,16 +84,16 @@ def names(store: ObjectStore, sources: Iterable[str]) -> frozenset[str]:
 
 def sources(store: ObjectStore) -> list[str]:
     """The sources of which anything was ever staged."""
-    found = (PurePosixPath(info.path) for info in store.list(STARTS))
-    return [path.stem for path in found if path.suffix == ".json" and str(path) == start_path(path.stem)]
+    paths = (PurePosixPath(info.path) for info in store.list(STARTS))
+    return [path.stem for path in paths if path.suffix == ".json" and str(path) == start_path(path.stem)]
 
 
 def put(store: ObjectStore, source: str, checkpoint: Checkpoint, *, pipeline: str, asked: str = "") -> Checkpoint:
     """Writes the start unless there is one; the one that is there. Raises Refused (stage.other_pipeline)."""
     store.put_if_absent(start_path(source), Start(source, pipeline, checkpoint, asked, secrets.token_hex(8)).to_bytes())
-    found = require_own(store, source, pipeline)
-    assert found is not None
-    return found.checkpoint
+    start = require_own(store, source, pipeline)
+    assert start is not None
+    return start.checkpoint
 
 
 def missing_start(store: ObjectStore, source: str) -> DataAtRisk:

@@ -100,7 +100,7 @@ class TableFiles:
         """
         latest = latest_definitions(self.described)
         names = (common_key(latest) or ()) if given is None else given
-        for schema in {one.id: one for one in [*(part.schema for part in self.parts), *latest]}.values():
+        for schema in {schema.id: schema for schema in [*(part.schema for part in self.parts), *latest]}.values():
             _check_key(self.table, names, schema)
         spelled = {field.name.lower(): field.name for field in columns}
         return tuple(spelled[name.lower()] for name in names)
@@ -141,8 +141,8 @@ class TableFiles:
 
 def common_key(definitions: Sequence[TableSchema]) -> tuple[str, ...] | None:
     """The key that all of them have; () if they have none, None if they have different ones."""
-    found = {_key_columns(schema): schema.key for schema in reversed(definitions)}
-    return next(iter(found.values()), ()) if len(found) < 2 else None
+    keys = {_key_columns(schema): schema.key for schema in reversed(definitions)}
+    return next(iter(keys.values()), ()) if len(keys) < 2 else None
 
 
 def _key_columns(schema: TableSchema) -> frozenset[str]:
@@ -181,9 +181,9 @@ def tables_of(manifests: Sequence[Manifest]) -> set[str]:
 def definitions_of(parts: Sequence[StagedPart]) -> list[TableSchema]:
     """Definitions in stream order, each at its last appearance, so that the newest comes last."""
     last: dict[str, TableSchema] = {}
-    for one in by_age(parts):
-        last.pop(one.schema.id, None)
-        last[one.schema.id] = one.schema
+    for part in by_age(parts):
+        last.pop(part.schema.id, None)
+        last[part.schema.id] = part.schema
     return list(last.values())
 
 

@@ -51,22 +51,22 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
 
     Raises Refused (usage.unknown_name) where there is none, with the names that are there.
     """
-    found: list[StagedPart] = []
+    staged_parts: list[StagedPart] = []
     others: set[str] = set()
     for manifest in manifests:
-        mine = [part for part in manifest.parts if part.table == table]
-        found += [
+        parts = [part for part in manifest.parts if part.table == table]
+        staged_parts += [
             StagedPart(part, manifest.source, definition_of(manifest, part))
-            for part in sorted(mine, key=lambda part: part.max_seq)
+            for part in sorted(parts, key=lambda part: part.max_seq)
         ]
         others.update(part.table for part in manifest.parts)
-    if not found:
+    if not staged_parts:
         raise UsageError(
             f"Nothing is staged for the table {table!r}.",
             code="usage.unknown_name",
             remedy=f"name one of: {', '.join(sorted(others)) or '(none yet)'}",
         )
-    return found
+    return staged_parts
 
 
 def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[tuple[str, str], dict[str, int]]:
@@ -76,7 +76,7 @@ def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[t
     A batch may also know the definition after a statement that stopped the source right after the batch: what that
     statement did to values does not hold yet.
     """
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    emptied: dict[tuple[str, str], dict[str, int]] = {}
     batches = list(manifests)
     end: dict[str, int] = {}
     for manifest in batches:
@@ -86,11 +86,11 @@ def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[t
             if definition.seq < end[manifest.source] and (
                 as_of is None or as_of.includes(definition.seq, definition.ts_us)
             ):
-                columns = found.setdefault((manifest.source, definition.schema.name), {})
+                columns = emptied.setdefault((manifest.source, definition.schema.name), {})
                 columns.update(
                     {name.lower(): max(definition.seq, columns.get(name.lower(), 0)) for name in definition.emptied}
                 )
-    return found
+    return emptied
 
 
 def definition_of(manifest: Manifest, part: Part) -> TableSchema:
@@ -134,13 +134,13 @@ def unified_columns(
             columns.setdefault(column.name.lower(), row_field(column))
     for schema in schemas:
         for column in schema.columns:
-            known = columns.get(column.name.lower())
-            if known is None:
+            field = columns.get(column.name.lower())
+            if field is None:
                 continue
-            common = common_type(known.type, column.type.arrow)
+            common = common_type(field.type, column.type.arrow)
             if common is None:
                 raise _conflict(table, column.name, schemas)
-            columns[column.name.lower()] = known.with_type(common)
+            columns[column.name.lower()] = field.with_type(common)
     return list(columns.values())
 
 
@@ -169,17 +169,17 @@ def sides(manifests: Iterable[Manifest], parts: Sequence[StagedPart]) -> list[st
     alone = len({part.source for part in parts}) == 1
     known: dict[tuple[str, str], list[StagedPart]] = {}
     found: dict[str, None] = {}
-    for one in by_age(parts):
-        before = known.setdefault((one.source, one.schema.name), [])
-        if conflict([one.schema, *(each.schema for each in before)]):
-            old, new = batches[before[-1].part.path], batches[one.part.path]
+    for part in by_age(parts):
+        before = known.setdefault((part.source, part.schema.name), [])
+        if conflict([part.schema, *(each.schema for each in before)]):
+            old, new = batches[before[-1].part.path], batches[part.part.path]
             until = since = str(old.end.position)
             if not alone:  # a position is of one source; a time is between two windows
                 until = from_us(new.window_start_us).isoformat()
                 since = until if old.window_end_us <= new.window_start_us else from_us(new.window_end_us).isoformat()
             found[f"until={until!r} or since={since!r}"] = None
             before.clear()
-        before.append(one)
+        before.append(part)
     return list(found)
 
 
@@ -272,9 +272,9 @@ def _digits(integer: pa.DataType) -> tuple[int, int]:
 def _conflict(table: str, column: str, schemas: Sequence[TableSchema]) -> Refused:
     kinds: dict[str, list[str]] = {}
     for schema in schemas:
-        for one in schema.columns:
-            if one.name.lower() == column.lower():
-                kinds.setdefault(str(one.type), []).append(f"{schema.name} ({schema.id})")
+        for defined in schema.columns:
+            if defined.name.lower() == column.lower():
+                kinds.setdefault(str(defined.type), []).append(f"{schema.name} ({schema.id})")
     text = "; ".join(f"{kind} in {', '.join(dict.fromkeys(where))}" for kind, where in kinds.items())
     return Refused(
         f"The types of column {column!r} have no exact common type: {text}.",

@@ -238,7 +238,7 @@ class BatchWriter:
                 if len(publishing) == _PUBLISHED_AT_ONCE:
                     paths.append(publishing.popleft().result())
                 publishing.append(pool.submit(part.file.publish, settled=settled))
-            paths += [one.result() for one in publishing]
+            paths += [future.result() for future in publishing]
         if not settled:
             self._store.settle(paths)
         return tuple(part.listed(path) for part, path in zip(parts, paths, strict=True))

@@ -57,7 +57,7 @@ class Move:
             console.print(done.stderr.rstrip(), markup=False)
             console.print(f"[red]✗[/] it ended with code {done.returncode}; its files are in {self.root}")
             sys.exit(1)
-        took_s = [one.took_s for one in self.application.seen_until_now()]
+        took_s = [write.took_s for write in self.application.seen_until_now()]
         console.print(
             f"[green]✓[/] {time.monotonic() - began_s:.0f} s; meanwhile the application made {len(took_s):,} writes, "
             f"of which the longest took {max(took_s, default=0.0):.2f} s"
@@ -72,7 +72,7 @@ def main() -> int:
     with ExitStack() as running:
         with console.status("starting a MariaDB with the shop, and another one"), ThreadPoolExecutor(2) as pool:
             starting = [pool.submit(MariaDb.start, root / name, server_id=at) for at, name in ((1, OLD), (2, NEW))]
-            old, new = (running.enter_context(one.result()) for one in starting)
+            old, new = (running.enter_context(future.result()) for future in starting)
         _fill(old)
         _write_files(root)
         application = Application({OLD: old, NEW: new}, root / "to", LAYOUT, TABLES, per_s=200, keys=1_000, rest=REST)

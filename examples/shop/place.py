@@ -74,7 +74,7 @@ class Place:
                 pool.submit(MariaDb.start, self.root / name, server_id=server_id)
                 for name, server_id in (("source", 1), ("target", 2))
             ]
-            source, target = (running.enter_context(one.result()) for one in started)
+            source, target = (running.enter_context(future.result()) for future in started)
             yield source, target
 
     def airflow_database(self) -> Postgres:

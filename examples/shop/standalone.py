@@ -50,7 +50,7 @@ def standalone(
 
 def pid_of(airflow: subprocess.Popen[bytes], part: str) -> int:
     """The process of one part of a running `airflow standalone` (Linux)."""
-    pids = " ".join(one.read_text() for one in Path(f"/proc/{airflow.pid}/task").glob("*/children")).split()
+    pids = " ".join(path.read_text() for path in Path(f"/proc/{airflow.pid}/task").glob("*/children")).split()
     commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
     return next(pid for pid, words in commands.items() if part.encode() in words)
 

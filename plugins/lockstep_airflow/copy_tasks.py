@@ -97,17 +97,17 @@ class CopyPlanOperator(Leaving, BaseOperator):
                         where=source,
                         remedy="the next attempt looks again",
                     )
-            found = {source: _wanted(context, ready, source) for source in sources}
-        for source, tables in found.items():
+            wanted = {source: _wanted(context, ready, source) for source in sources}
+        for source, tables in wanted.items():
             for table in tables:
                 count = "rows not counted" if table.rows is None else f"~{counted(table.rows, 'row')}"
                 log.info("%s: %s %s, %s: %s", source, "would copy" if dry else "to copy", table.name, count, table.why)
             if not tables:
                 log.info("%s: nothing to copy", source)
         return {
-            "sources": {source: len(tables) for source, tables in found.items()},
-            "tables": sum(len(tables) for tables in found.values()),
-            "rows": sum(table.rows or 0 for tables in found.values() for table in tables),
+            "sources": {source: len(tables) for source, tables in wanted.items()},
+            "tables": sum(len(tables) for tables in wanted.values()),
+            "rows": sum(table.rows or 0 for tables in wanted.values() for table in tables),
             **({"dry_run": True} if dry else {}),
         }
 
@@ -220,12 +220,12 @@ class StartCopyOperator(BaseOperator):
             if is_dry_run(context):
                 raise AirflowSkipException("A dry run copies nothing.")
             pipeline = ready.pipeline
-            found = {source.name: due(ready, source.name) for source in pipeline.sources}
-        tables = [(source, one) for source, of_source in found.items() for one in of_source]
+            due_tables = {source.name: due(ready, source.name) for source in pipeline.sources}
+        tables = [(source, table) for source, of_source in due_tables.items() for table in of_source]
         if not tables:
             raise AirflowSkipException("Every captured table is staged with all of its rows, or cannot be copied.")
-        for source, one in tables:
-            log.info("%s: a copy of %s is due: %s", source, one.name, one.why)
+        for source, table in tables:
+            log.info("%s: a copy of %s is due: %s", source, table.name, table.why)
         self._require_known(context)
         if context["ti"].get_dr_count(dag_id=self.dag_id_of_copy, states=list(UNFINISHED)):
             raise AirflowSkipException(f"A run of {self.dag_id_of_copy} is under way already.")

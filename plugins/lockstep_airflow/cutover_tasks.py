@@ -134,13 +134,13 @@ def _require_not_ended(pipeline: Pipeline, since: datetime) -> None:
     from cdc_core.operations.cutover.cutover_states import State
 
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        known = meta.cutovers.latest(pipeline.pipeline)
-    if known is None or known.state not in (State.ROLLED_BACK, State.BACK) or known.details.get("rehearsal"):
+        cutover = meta.cutovers.latest(pipeline.pipeline)
+    if cutover is None or cutover.state not in (State.ROLLED_BACK, State.BACK) or cutover.details.get("rehearsal"):
         return
-    if known.created_us + CLOCK_TOLERANCE_US >= to_us(since):
+    if cutover.created_us + CLOCK_TOLERANCE_US >= to_us(since):
         raise RolledBack(
-            f"The cutover that was approved has ended since: it is {known.state}"
-            f"{f' ({known.error})' if known.error else ''}.",
-            where=f"cutover {known.cutover_id}",
+            f"The cutover that was approved has ended since: it is {cutover.state}"
+            f"{f' ({cutover.error})' if cutover.error else ''}.",
+            where=f"cutover {cutover.cutover_id}",
             remedy="nothing was begun; to begin another one, clear the run from its approve task on",
         )

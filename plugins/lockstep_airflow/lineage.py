@@ -132,17 +132,17 @@ def _staged(pipeline: Pipeline, source: str, meta: Meta, batches: Sequence[Batch
     # Whether the source compares names in lower case is not asked for here: rather a column too many counts as masked.
     capture = Capture(pipeline.tables, pipeline.routes, lower_case=True)
     files = meta.batches.files([batch.batch_id for batch in batches])
-    schemas = meta.schemas.find(sorted({one.schema_id for of_batch in files.values() for one in of_batch}))
+    schemas = meta.schemas.find(sorted({file.schema_id for of_batch in files.values() for file in of_batch}))
     written: dict[str, _Written] = {}
     for of_batch in files.values():
-        for one in of_batch:
-            table = written.setdefault(one.table, _Written())
-            table.rows += one.rows
-            table.size_bytes += one.size_bytes
+        for file in of_batch:
+            table = written.setdefault(file.table, _Written())
+            table.rows += file.rows
+            table.size_bytes += file.size_bytes
             table.files += 1
-            schema = schemas.get(one.schema_id)
-            if schema is not None and table.schemas.get(schema.name, (-1, schema))[0] <= one.max_seq:
-                table.schemas[schema.name] = one.max_seq, schema
+            schema = schemas.get(file.schema_id)
+            if schema is not None and table.schemas.get(schema.name, (-1, schema))[0] <= file.max_seq:
+                table.schemas[schema.name] = file.max_seq, schema
     server = _server(pipeline.source(source).connections[0])
     inputs: dict[str, InputDataset] = {}
     outputs = []
@@ -173,8 +173,8 @@ def _staged(pipeline: Pipeline, source: str, meta: Meta, batches: Sequence[Batch
 def _committed(pipeline: Pipeline, plan: RunPlan, target: str, ledger: Iterable[LedgerEntry]) -> Lineage:
     inputs, outputs, ledger = [], [], list(ledger)
     by_name = {table.table: table for table in plan.merge_set(plan.target(target).merge_set).tables}
-    there = target_names(pipeline, pipeline.target(target), [one.table for one in ledger], run_id=plan.run_id)
-    for entry in sorted(ledger, key=lambda one: one.table):
+    there = target_names(pipeline, pipeline.target(target), [entry.table for entry in ledger], run_id=plan.run_id)
+    for entry in sorted(ledger, key=lambda entry: entry.table):
         schemas = plan.current_schemas(by_name[entry.table])
         staged = staged_name(pipeline, entry.table)
         columns = {
@@ -190,7 +190,7 @@ def _committed(pipeline: Pipeline, plan: RunPlan, target: str, ledger: Iterable[
 def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore) -> Lineage:
     found: dict[str, list[Mapping[str, Any]]] = {"staged": [], "merged": [], "target": []}
     own: list[Mapping[str, Any]] = []
-    for path in [one.path for one in store.list(f"{plan.quality_folder(target)}/") if one.path.endswith(".json")]:
+    for path in [info.path for info in store.list(f"{plan.quality_folder(target)}/") if info.path.endswith(".json")]:
         verdict = json.loads(store.get(path))
         if "table" in verdict:
             own.append(verdict)
@@ -200,7 +200,7 @@ def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore)
     tables = sorted(table.table for table in plan.merge_set(plan.target(target).merge_set).tables)
     names = target_names(pipeline, pipeline.target(target), tables, run_id=plan.run_id)
     for table in tables:
-        before = [*found["staged"], *found["merged"], *(one for one in own if one["table"] == table)]
+        before = [*found["staged"], *found["merged"], *(checked for checked in own if checked["table"] == table)]
         for name, verdicts in ((staged_name(pipeline, table), before), (names[table], found["target"])):
             if verdicts:
                 inputs.append(InputDataset(name.namespace, name.name, inputFacets=_assertions(verdicts)))
@@ -232,7 +232,7 @@ def _lake_names(pipeline: Pipeline, target: IcebergTarget, tables: Iterable[str]
 
     cuts = (cut for _, cut in newest_first(open_stage(pipeline.stage), target.name) if cut.run_id == run_id)
     snapshots = {table.logical: table.snapshot for cut in islice(cuts, 1) for table in cut.tables}
-    found, kind = {}, target.catalog.get("type", "rest")
+    names, kind = {}, target.catalog.get("type", "rest")
     with open_catalog(target) as catalog, catalog_answers(target):
         for logical in tables:
             name = identifier(target, logical)
@@ -242,8 +242,8 @@ def _lake_names(pipeline: Pipeline, target: IcebergTarget, tables: Iterable[str]
             }
             if snapshots.get(logical) is not None:
                 facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(snapshots[logical]))
-            found[logical] = Name(namespace, folder, (Name(f"iceberg://{target.name}", name_of(name)),), facets)
-    return found
+            names[logical] = Name(namespace, folder, (Name(f"iceberg://{target.name}", name_of(name)),), facets)
+    return names
 
 
 def _database_name(pipeline: Pipeline, target: MysqlTarget, logical: str) -> Name:
@@ -274,16 +274,16 @@ def _output(
     types = {column.name: str(column.type) for schema in schemas for column in schema.columns}
     facets: dict[str, DatasetFacet] = {
         "schema": schema_dataset.SchemaDatasetFacet(
-            [schema_dataset.SchemaDatasetFacetFields(one, kind) for one, kind in types.items()]
+            [schema_dataset.SchemaDatasetFacetFields(column, kind) for column, kind in types.items()]
         ),
         "columnLineage": column_lineage_dataset.ColumnLineageDatasetFacet(
-            {one: column_lineage_dataset.Fields(origins) for one, origins in columns.items()}
+            {column: column_lineage_dataset.Fields(origins) for column, origins in columns.items()}
         ),
         **name.facets,
     }
     if name.others:
         facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(
-            [symlinks_dataset.Identifier(one.namespace, one.name, "TABLE") for one in name.others]
+            [symlinks_dataset.Identifier(identifier.namespace, identifier.name, "TABLE") for identifier in name.others]
         )
     return OutputDataset(name.namespace, name.name, facets=facets, outputFacets={"outputStatistics": statistics})
 

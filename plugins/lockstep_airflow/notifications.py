@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 def require_found(pipeline: Pipeline, file: str) -> None:
     """Raises UsageError for a notifier whose module cannot be imported here. Imports its packages only."""
-    for one in pipeline.airflow.notify:
-        module = one.use.partition(":")[0]
+    for notified in pipeline.airflow.notify:
+        module = notified.use.partition(":")[0]
         try:
-            found = find_spec(module)
+            spec = find_spec(module)
         except ImportError:
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise UsageError(
-                f"airflow.notify names {one.use}, and there is no module {module}.",
+                f"airflow.notify names {notified.use}, and there is no module {module}.",
                 where=file,
                 code="airflow.pipelines",
                 remedy="install its package where Airflow runs, or correct the name (MODULE:NAME)",

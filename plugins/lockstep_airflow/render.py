@@ -106,7 +106,7 @@ def _operator(spec: DagSpec, task: TaskSpec, dag: DAG, within: TaskGroup | None,
         return str(within.child_id(task_id)) if within is not None else task_id  # type: ignore[no-untyped-call]
 
     def target_tasks() -> dict[str, list[str]]:
-        return {target: [in_dag(one) for one in ids] for target, ids in spec.tasks_by_target().items()}
+        return {target: [in_dag(task_id) for task_id in ids] for target, ids in spec.tasks_by_target().items()}
 
     match task.kind:
         case TaskKind.EXTRACT:

@@ -105,7 +105,7 @@ def copy_params(context: Context, pipeline: Pipeline) -> tuple[tuple[str, ...], 
     Raises UsageError (usage.argument).
     """
     params = _params(context)
-    names = tuple(one.name for one in pipeline.sources)
+    names = tuple(configured.name for configured in pipeline.sources)
     source, tables = params.get(SOURCE) or "", tuple(dict.fromkeys(params.get(TABLES) or ()))
     if source and source not in names:
         raise UsageError(
@@ -146,7 +146,7 @@ def verify_params(context: Context, pipeline: Pipeline) -> Asked:
     params = _params(context)
     names = tuple(target.name for target in pipeline.targets)
     target = params.get(TARGET)
-    fed = tuple(one.name for one in pipeline.targets)
+    fed = tuple(configured.name for configured in pipeline.targets)
     chosen = chosen_targets({TARGETS: [target]}, names) if target else fed
     tables = tuple(dict.fromkeys(params.get(TABLES) or ()))
     repair = params.get(REPAIR)
@@ -174,7 +174,7 @@ def _places(context: Context, pipeline: Pipeline, source: str, param: str) -> It
 
     for text in _params(context).get(param) or ():
         name, _, place = str(text).partition("=")
-        if name not in {one.name for one in pipeline.sources}:
+        if name not in {configured.name for configured in pipeline.sources}:
             raise UsageError(
                 f"{text!r} does not begin with a source of the pipeline.",
                 where=f"param {param}",

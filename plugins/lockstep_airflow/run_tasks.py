@@ -31,7 +31,7 @@ from lockstep_airflow.run_context import (
     window_of,
 )
 from lockstep_airflow.spark_connection import driver_of
-from lockstep_airflow.table_assets import publish, target_uri
+from lockstep_airflow.table_assets import publish, target_uris
 from lockstep_airflow.task_pipeline import opened
 from lockstep_airflow.termination import Leaving
 from lockstep_airflow.window import RunWindow
@@ -240,7 +240,7 @@ def _planned(ready: OpenPipeline, made: RunPlan, window: str) -> dict[str, Any]:
         "run_id": made.run_id,
         "window": window,
         "batches": len({batch for target in made.targets for batch in target.batches}),
-        "rows": sum(table.rows for one in made.merge_sets for table in one.tables),
+        "rows": sum(table.rows for merge_set in made.merge_sets for table in merge_set.tables),
         "targets": {target.target: len(target.batches) for target in made.targets},
     }
 
@@ -255,16 +255,16 @@ class PurgeOperator(_PipelineOperator):
         with as_airflow_failures("purge"), self.open_pipeline(context) as ready:
             assert ready.pipeline.retention is not None  # the renderer makes this DAG for such pipelines only
             now_us = to_us(asked_at(context))
-            found = purge(
+            purged = purge(
                 ready,
                 cutoff_us=now_us - age_us(ready.pipeline.retention.keep),
                 forget_us=ready.pipeline.retention.forget_us(now_us),
                 dry_run=is_dry_run(context),
             )
-        for source in found.sources:
+        for source in purged.sources:
             held = f"; the next one stays: {source.held_by}" if source.held_by else ""
             log.info("%s: %d batches with %d rows purged%s", source.source, source.batches, source.rows, held)
-        return found.to_json() | {"runs": len(found.runs)}
+        return purged.to_json() | {"runs": len(purged.runs)}
 
 
 class CompactOperator(_PipelineOperator):
@@ -275,23 +275,23 @@ class CompactOperator(_PipelineOperator):
 
         with as_airflow_failures("compact"), self.open_pipeline(context) as ready:
             assert ready.pipeline.retention is not None  # the renderer makes this task for such pipelines only
-            found = compact(
+            done = compact(
                 ready,
                 by=By(ready.pipeline.retention.compact or By.DAY),
                 older_than_us=REMOVED_AFTER_US if ready.pipeline.retention.remove_originals else None,
                 dry_run=is_dry_run(context),
             )
-        for made in found.ranges:
+        for made in done.ranges:
             log.info("%s %s: %d files became %d", made.source, made.label, made.files_before, made.files)
-        for one in found.removed:
-            held = f" stay: {one.held_by}" if one.held_by else " are removed"
-            log.info("%s from %s: %d original files%s", one.source, one.begin, one.files, held)
+        for removed in done.removed:
+            held = f" stay: {removed.held_by}" if removed.held_by else " are removed"
+            log.info("%s from %s: %d original files%s", removed.source, removed.begin, removed.files, held)
         return {
-            "ranges": len(found.ranges),
-            "files_before": sum(one.files_before for one in found.ranges),
-            "files": sum(one.files for one in found.ranges),
-            "removed": sum(one.files for one in found.removed if not one.held_by),
-            "held_by": {name: why for name, why in found.held_by.items() if why},
+            "ranges": len(done.ranges),
+            "files_before": sum(compacted.files_before for compacted in done.ranges),
+            "files": sum(compacted.files for compacted in done.ranges),
+            "removed": sum(removed.files for removed in done.removed if not removed.held_by),
+            "held_by": {name: why for name, why in done.held_by.items() if why},
         }
 
 
@@ -305,7 +305,7 @@ class SweepOperator(_PipelineOperator):
             found = sweep(ready, dry_run=is_dry_run(context))
             dead = sweep_plans(ready, dry_run=is_dry_run(context))
         log.info("files of %d dead plans: %s", len(dead), ", ".join(dead) or "none")
-        return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
+        return {name: {"parts": len(swept.parts), "leftovers": len(swept.leftovers)} for name, swept in found.items()}
 
 
 class _RunOperator(_PipelineOperator):
@@ -399,7 +399,11 @@ class SparkJobOperator(_RunOperator):
         from cdc_core.operations.apply.jobs import SparkJob
 
         if self.job == MERGE.name:
-            return [SparkJob(MERGE.name, plan, merge_set=one.name) for one in plan.merge_sets if one.tables]
+            return [
+                SparkJob(MERGE.name, plan, merge_set=merge_set.name)
+                for merge_set in plan.merge_sets
+                if merge_set.tables
+            ]
         if not plan.merge_set(plan.target(self.target).merge_set).tables:
             log.info("The batches of this run have no rows for %s: nothing to %s.", self.target, self.job)
             return []
@@ -456,7 +460,7 @@ class CommitOperator(_RunOperator):
         window = {"window_start_us": summary.window_start_us, "window_end_us": summary.window_end_us}
         common: dict[str, Any] = {"run_id": summary.run_id, **window, "positions": dict(positions)}
         tables = summary.to_json()["tables"]
-        extras = {target_uri(pipeline, target, table["table"]): {**common, **table} for table in tables}
+        extras = {uri: {**common, **table} for table in tables for uri in target_uris(pipeline, target, table["table"])}
         publish(context, self.outlets, extras)
 
 

@@ -1,7 +1,7 @@
 """The assets of a pipeline's tables, and the events by which a DAG that is scheduled on one starts.
 
     a staged table          its folder: <stage.uri>/changes/cdc_table=<table>
-    a table of a lake       iceberg://<target>/<namespace>.<table>
+    a table of a lake       iceberg://<target>/<namespace>.<table>, and ….<table>__changes
     a table of a database   lockstep/<pipeline>/<target>/<table>
 
 Which tables a run has is known only once it has staged them: so a task has an asset alias as its outlet, and adds the
@@ -38,25 +38,29 @@ def staged_uri(pipeline: Pipeline, logical: str) -> str:
     return f"{pipeline.stage.uri.rstrip('/')}/{table_prefix(logical).rstrip('/')}"
 
 
-def target_uri(pipeline: Pipeline, target: Target, logical: str) -> str:
+def target_uris(pipeline: Pipeline, target: Target, logical: str) -> list[str]:
+    """Of the table, and of its changes table if it has one."""
     if isinstance(target, IcebergTarget):
         from cdc_core.lake.catalogs import identifier, name_of
+        from cdc_core.lake.lake_tables import changes_of
 
-        return f"iceberg://{target.name}/{name_of(identifier(target, logical))}"
-    return f"lockstep/{pipeline.pipeline}/{target.name}/{logical}"
+        mirror, rule = identifier(target, logical), target.table(logical)
+        names = [mirror, changes_of(mirror)] if rule is not None and rule.changes == "table" else [mirror]
+        return [f"iceberg://{target.name}/{name_of(name)}" for name in names]
+    return [f"lockstep/{pipeline.pipeline}/{target.name}/{logical}"]
 
 
 def extracted_batches(context: Context, meta: Meta, source: str, window: RunWindow) -> list[BatchRow]:
     """Those of the run's window, and those of earlier windows that were staged since the run began, as after a pause.
     Of a run up to now, all that were staged since it began."""
     start_us = None if window.open else window.start_us
-    found = meta.batches.staged_since(source, _began_us(context), window_start_us=start_us)
-    return [one for one in found if not one.copied and one.window_start_us < window.end_us]
+    batches = meta.batches.staged_since(source, _began_us(context), window_start_us=start_us)
+    return [batch for batch in batches if not batch.copied and batch.window_start_us < window.end_us]
 
 
 def copied_batches(context: Context, meta: Meta, source: str) -> list[BatchRow]:
     """Those of copied rows that were staged since the run began."""
-    return [one for one in meta.batches.staged_since(source, _began_us(context)) if one.copied]
+    return [batch for batch in meta.batches.staged_since(source, _began_us(context)) if batch.copied]
 
 
 def _began_us(context: Context) -> int:
@@ -83,8 +87,8 @@ def publish_staged(
         {
             staged_uri(pipeline, table): {
                 "table": table,
-                "window_start_us": min(one.window_start_us for one in mine),
-                "window_end_us": max(one.window_end_us for one in mine),
+                "window_start_us": min(batch.window_start_us for batch in mine),
+                "window_end_us": max(batch.window_end_us for batch in mine),
                 "positions": {mine[0].source: [str(mine[0].begin), str(mine[-1].end)]},
                 "staged_rows": rows[table],
             }

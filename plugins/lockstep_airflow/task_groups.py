@@ -126,5 +126,5 @@ def _some(spec: DagSpec, *kinds: TaskKind) -> DagSpec:
     """The tasks of these kinds."""
     kept = [task for task in spec.tasks if task.kind in kinds]
     ids = {task.task_id for task in kept}
-    tasks = (replace(one, upstream=tuple(before for before in one.upstream if before in ids)) for one in kept)
+    tasks = (replace(task, upstream=tuple(before for before in task.upstream if before in ids)) for task in kept)
     return replace(spec, tasks=tuple(tasks))

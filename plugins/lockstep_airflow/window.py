@@ -108,8 +108,8 @@ def interval_of(
 def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
     """The targets that the run is for, in the pipeline's order; all by default. Raises UsageError
     (usage.unknown_name)."""
-    asked = tuple(params.get(TARGETS) or known)
-    unknown = [name for name in asked if name not in known]
+    chosen = tuple(params.get(TARGETS) or known)
+    unknown = [name for name in chosen if name not in known]
     if unknown:
         raise UsageError(
             f"The pipeline has no target {unknown[0]!r}.",
@@ -117,7 +117,7 @@ def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[s
             code="usage.unknown_name",
             remedy=f"choose from {', '.join(known)}, or leave it empty for all",
         )
-    return tuple(name for name in known if name in asked)
+    return tuple(name for name in known if name in chosen)
 
 
 def moment_us(params: Mapping[str, Any], name: str) -> int | None:

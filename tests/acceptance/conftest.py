@@ -106,7 +106,7 @@ def cursors(mariadb: SqlServer, mariadb_target: SqlServer, lockstep: CommandLine
     """At the source, env:SHOP, and at the target, env:COPY."""
     lockstep.environ |= {"SHOP": mariadb.url, "COPY": mariadb_target.url}
     with (
-        mariadb.connect(autocommit=True) as one, one.cursor() as source,
+        mariadb.connect(autocommit=True) as connection, connection.cursor() as source,
         mariadb_target.connect(autocommit=True) as other, other.cursor() as copy,
     ):  # fmt: skip
         yield source, copy

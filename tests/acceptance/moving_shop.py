@@ -247,8 +247,8 @@ def shop(lockstep: Any, source: Any, target: Any) -> Iterator[Shop]:
         yield made
     finally:
         for server, names in ((source, [name]), (target, [f"{name}_0", f"{name}_1"])):
-            for one in names:
-                drop_database(server, one)
+            for table in names:
+                drop_database(server, table)
 
 
 def goes_on(made: Shop, application: Application) -> None:

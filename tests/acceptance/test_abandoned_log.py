@@ -94,8 +94,8 @@ def begin(made: Shop, *statements: str) -> None:
     path = made.folder / "shop.yaml"
     text = path.read_text().replace("orders|items)'", "orders|items|gone)', 'bare\\.bare'")
     routes = ", ".join(
-        f"{{match: '{one}', to: {one.rpartition('.')[2]}}}"
-        for one in (*(f"{made.name}\\.{table}" for table in (*TABLES, "gone")), "bare\\.bare")
+        f"{{match: '{pattern}', to: {pattern.rpartition('.')[2]}}}"
+        for pattern in (*(f"{made.name}\\.{table}" for table in (*TABLES, "gone")), "bare\\.bare")
     )
     text = re.sub(r"routes: .*", lambda _: f"routes: [{routes}]", text)
     bare = f"bare: {{database: {made.name}_0, table: bare, no_key: rows}}"

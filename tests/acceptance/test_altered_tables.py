@@ -71,8 +71,8 @@ def named_in(error: dict[str, Any], tables: Iterable[str]) -> set[str]:
 
 def follow(server: Any, remedy: str) -> None:
     """Executes the first statement of each remedy that the server takes."""
-    for one in re.split(r"(?:^|; )\(\d+\) ", remedy):
-        for statement in re.findall(r"(?:ALTER|DROP) TABLE .*?(?=\. If|, then|; | \([a-z.]+[a-z_]\)|$)", one):
+    for step in re.split(r"(?:^|; )\(\d+\) ", remedy):
+        for statement in re.findall(r"(?:ALTER|DROP) TABLE .*?(?=\. If|, then|; | \([a-z.]+[a-z_]\)|$)", step):
             try:
                 server.run(statement)
                 break

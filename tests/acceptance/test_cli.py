@@ -103,12 +103,12 @@ def test_init_explains_every_table_that_it_leaves_out_and_keeps_the_password_out
     include, exclude = rf"{source_database.name}\..*", r".*_tmp|.*\.v_.*"
     made = lockstep("init", "shop", "--source", "env:SHOP", "--include", include, "--exclude", exclude).document
     database = source_database.name
-    assert {one["table"]: one["key"] for one in made["captured"]} == {
+    assert {table["table"]: table["key"] for table in made["captured"]} == {
         f"{database}.orders": ["order_id"],
         f"{database}.o'dd `name": ["b", "a"],
         f"{database}.log": [],
     }
-    left_out = {one["table"]: one["why"] for one in made["left_out"]}
+    left_out = {table["table"]: table["why"] for table in made["left_out"]}
     assert set(left_out) == {f"{database}.{name}" for name in ("reserved", "seen", "numbers")}
     text = (lockstep.directory / "shop.yaml").read_text()
     for name, why in left_out.items():
@@ -187,8 +187,8 @@ def test_sql_shows_every_change_and_the_state(shop: Any, lockstep: Any, commands
     assert lockstep("stage", "sql", "shop.yaml", query, "-o", "answer.csv", code=2).error["code"] == "usage.output_file"
     lockstep("stage", "export", "shop.yaml", f"{shop.name}.orders", "-o", "orders.csv")
     assert len((lockstep.directory / "orders.csv").read_text().splitlines()) == 3
-    (one,) = lockstep("stage", "export", "shop.yaml", "--all", "-o", "every").document["tables"]
-    assert (one["table"], one["rows"]) == (f"{shop.name}.orders", 2)
+    (export,) = lockstep("stage", "export", "shop.yaml", "--all", "-o", "every").document["tables"]
+    assert (export["table"], export["rows"]) == (f"{shop.name}.orders", 2)
     assert [file.name for file in (lockstep.directory / "every").iterdir()] == [f"{shop.name}.orders.parquet"]
     limited = ("stage", "sql", "shop.yaml", query, "--limit", "1")
     shown = commands.run(*limited, directory=lockstep.directory, environ=lockstep.environment)
@@ -286,7 +286,7 @@ def test_missing_grants_are_named_by_init_check_and_extract_and_granting_them_he
             grant = re.search(r"GRANT [A-Z, ]+ ON \*\.\* TO", remedy or error["remedy"])
             assert grant is not None, error
             shop.execute(f"{grant[0]} {account}")
-        assert [one["table"] for one in lockstep(*asked).document["captured"]] == [f"{shop.name}.orders"]
+        assert [table["table"] for table in lockstep(*asked).document["captured"]] == [f"{shop.name}.orders"]
         lockstep("check", "shop.yaml")
         lockstep("extract", "shop.yaml")
     finally:
@@ -448,12 +448,12 @@ def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
     assert target["pending"] == {"batches": 0, "rows": 0}
     (layout,) = lockstep("target", "layout", "shop.yaml").document["layouts"]
     assert (layout["table"], layout["written"], layout["now"]) == (f"{shop.name}.orders", "one table", "one table")
-    one = f"{shop.name}.orders"
+    orders = f"{shop.name}.orders"
     assert lockstep("target", "fence", "shop.yaml", "--raise", " ", code=2).error["code"] == "usage.argument"
     typo = lockstep("target", "fence", "shop.yaml", "--raise", "switched", "--table", "order", code=2)
-    assert (typo.error["code"], one in typo.error["remedy"]) == ("usage.argument", True)
+    assert (typo.error["code"], orders in typo.error["remedy"]) == ("usage.argument", True)
     (fence,) = lockstep("target", "fence", "shop.yaml", "--raise", "switched").document["fences"]
-    assert (fence["table"], fence["fence"]) == (one, "switched")
+    assert (fence["table"], fence["fence"]) == (orders, "switched")
     assert "target.fenced" in failed(lockstep("check", "shop.yaml", code=3))
     shop.execute("UPDATE orders SET status = 'late'")
     assert lockstep("run", "shop.yaml", code=3).error["code"] == "target.fenced"
@@ -582,13 +582,13 @@ def test_a_run_names_all_that_is_wrong_at_the_target_before_spark_starts_and_the
         found = lockstep("check", "shop.yaml", code=3).document["findings"]
     finally:
         copied.execute("SET GLOBAL local_infile = ON")
-    codes = [one["code"] for one in found if one["status"] == "fail"]
+    codes = [finding["code"] for finding in found if finding["status"] == "fail"]
     assert codes.count("connection.setting") == 1
     assert {*codes} == {"connection.setting", "target.table", "target.definition"}
     remedy = re.split(r"; (?=\(\d\) )", done.error["remedy"])
-    for one in remedy:
-        statement = re.search(r"(ALTER TABLE .*) \(target", one)
-        assert statement is not None or "`lockstep target create shop.yaml`" in one, one
+    for part in remedy:
+        statement = re.search(r"(ALTER TABLE .*) \(target", part)
+        assert statement is not None or "`lockstep target create shop.yaml`" in part, part
         if statement is not None:
             copied.execute(statement[1])
     lockstep("target", "create", "shop.yaml")

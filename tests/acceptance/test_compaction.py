@@ -61,8 +61,8 @@ def test_targets_exports_and_replays_are_as_before_when_the_originals_are_gone(
     assert lockstep("verify", "shop.yaml").document["equal"] is True
     rows = target_database.execute("SELECT * FROM orders ORDER BY id")
     target_database.execute("TRUNCATE TABLE orders")
-    for (one,) in target_database.execute("SHOW TABLES LIKE '\\_lockstep\\_%'"):
-        target_database.execute(f"DROP TABLE `{one}`")
+    for (bookkeeping,) in target_database.execute("SHOW TABLES LIKE '\\_lockstep\\_%'"):
+        target_database.execute(f"DROP TABLE `{bookkeeping}`")
     ran = lockstep("run", "shop.yaml", "--replay", "--target", "shop")
     assert [entry["problems"] for entry in ran.document["ledgers"]] == [[]]
     assert target_database.execute("SELECT * FROM orders ORDER BY id") == rows

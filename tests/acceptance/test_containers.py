@@ -84,7 +84,7 @@ def test_images_are_without_root_and_without_secrets(image: str, request: pytest
     assert about["Config"]["User"] == "50000:0"
     known = {"PATH", "container", "PIP_CERT", "SSL_CERT_FILE"}  # the last two are of the base that this machine makes
     mine = {text.partition("=")[0] for text in about["Config"]["Env"]} - known
-    assert all(re.fullmatch(r"(NUMBA|LOCKSTEP|AIRFLOW)_\w+", one) for one in mine), mine
+    assert all(re.fullmatch(r"(NUMBA|LOCKSTEP|AIRFLOW)_\w+", variable) for variable in mine), mine
     look = (
         "id -u; find / -xdev '(' -name .env -o -name '*.key' ')' -not -path '/proc/*' 2>/dev/null;"
         "grep -rIlE '^-----BEGIN ([A-Z]+ )?PRIVATE KEY' /opt /home /etc /pipelines 2>/dev/null; true"

@@ -30,7 +30,7 @@ class EndedError(BaseException):
 
 CASES = [
     ("mysql", False), ("mariadb", True),
-    *(pytest.param(*one, marks=pytest.mark.matrix) for one in (
+    *(pytest.param(*case, marks=pytest.mark.matrix) for case in (
         ("mysql", True), ("mariadb", False), ("mysql without GTIDs", True), ("mysql without GTIDs", False)
     )),
 ]  # fmt: skip
@@ -94,7 +94,7 @@ def test_a_chunk_whose_source_fails_over_before_it_is_staged_is_read_again(
             staged = stage_read(ready, "shop", lease)
         assert staged.tables == ()
         assert [why for _, why in staged.dropped] == ["the source has gone to another server's log meanwhile"]
-        assert [one.name for one in pending(ready.meta, "shop")] == [f"{pair.name}.t"]
+        assert [table.name for table in pending(ready.meta, "shop")] == [f"{pair.name}.t"]
     lockstep("run", "shop.yaml")
     copied = [chunk for batch in chain(store, "shop") for chunk in batch.chunks]
     assert copied

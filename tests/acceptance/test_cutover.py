@@ -279,7 +279,7 @@ def test_indexes_that_are_due_are_told_and_built_before_a_cutover(
         assert told == [f"table {at}.orders_0"]
         warned = [finding for finding in json.loads(lockstep("check", "shop.yaml", "--json").out)["findings"]
                   if f"{at}.orders_0" in finding["what"]]  # fmt: skip
-        assert [one["status"] for one in warned] == ["warn"]
+        assert [finding["status"] for finding in warned] == ["warn"]
         with made.application() as application:
             goes_on(made, application)
             assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
@@ -465,10 +465,12 @@ def test_groups_of_tables_are_switched_and_led_back_each_by_its_pipeline(
 ) -> None:
     with shop(lockstep, *servers) as made:
         for number, table in enumerate(TABLES):
-            one = group(made, table, number)
-            one.write_text(one.read_text().replace(f"[{{name: {made.name},", f"[{{name: {made.name}_{table},"))
-            lockstep("run", one.name)
-            lockstep("verify", one.name)
+            group_file = group(made, table, number)
+            group_file.write_text(
+                group_file.read_text().replace(f"[{{name: {made.name},", f"[{{name: {made.name}_{table},")
+            )
+            lockstep("run", group_file.name)
+            lockstep("verify", group_file.name)
         orders, items = f"{made.name}.orders", f"{made.name}.items"
 
         # A group that fails leaves the other one where it is.
@@ -508,10 +510,10 @@ def test_a_group_is_taken_out_of_a_pipeline_that_goes_on_with_the_other_tables(
     with shop(lockstep, *servers) as made:
         orders, items = f"{made.name}.orders", f"{made.name}.items"
         lockstep("run", "shop.yaml")
-        one, path = group(made, "items", 0), made.folder / "shop.yaml"
-        text = one.read_text().replace("/meta.db", "/meta_items.db")
+        group_file, path = group(made, "items", 0), made.folder / "shop.yaml"
+        text = group_file.read_text().replace("/meta.db", "/meta_items.db")
         text = text.replace("targets:\n  - name:", "targets:\n  - existing: keep\n    name:")
-        one.write_text(text.replace("start: latest", "start: latest, timeline: 1"))
+        group_file.write_text(text.replace("start: latest", "start: latest, timeline: 1"))
 
         # Both read the table for a while.
         made.source.run(f"INSERT INTO {items} VALUES (8, 8)", f"DELETE FROM {items} WHERE id = 1000")

@@ -400,7 +400,7 @@ def test_nobody_is_led_away_from_tables_that_the_application_has_left(
         made.behave(more="attempts: 1")
         path = made.folder / "shop.yaml"
         path.write_text(path.read_text().replace("snapshot:", SECOND.format(name=made.name) + "snapshot:"))
-        first, second = (("shop.yaml", "--target", f"{made.name}_{one}") for one in ("shards", "others"))
+        first, second = (("shop.yaml", "--target", f"{made.name}_{name}") for name in ("shards", "others"))
         lockstep("run", "shop.yaml")
         assert made.cutover("rehearse", *second)["state"] == "ROLLED_BACK"
         assert made.cutover("run", *first)["state"] == "WATCH"

@@ -158,8 +158,8 @@ def stations() -> Iterator[Stations]:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(one, id=one.id, marks=pytest.mark.move_sample if one.sample else pytest.mark.matrix)
-        for one in CASES
+        pytest.param(case, id=case.id, marks=pytest.mark.move_sample if case.sample else pytest.mark.matrix)
+        for case in CASES
     ],
 )
 def test_whatever_is_killed_a_cutover_ends_switched_or_rolled_back(
@@ -279,13 +279,13 @@ def one_after_the_other(numbers: Sequence[int], cutovers: RandomCutovers, made: 
         goes_on(made, application)
         # Nothing is struck in the first of all: it says how long each state lasts.
         for number in numbers if cutovers.knows_states else (-1, *numbers):
-            one = cutovers.one(number, application)
-            assert not application.errors, (application.errors, one)
+            struck = cutovers.one(number, application)
+            assert not application.errors, (application.errors, struck)
             goes_on(made, application)
-            assert one.victim != NOTHING or one.ended == SWITCHED, one
-            there = (one.direction == "there") == (one.ended == SWITCHED)
-            assert made.place_of_application() == ("new" if there else "old"), one
-            keeps_all(made, application, one)
+            assert struck.victim != NOTHING or struck.ended == SWITCHED, struck
+            there = (struck.direction == "there") == (struck.ended == SWITCHED)
+            assert made.place_of_application() == ("new" if there else "old"), struck
+            keeps_all(made, application, struck)
             moved = moved or there
             if moved:
                 made.refuses_late_writes()

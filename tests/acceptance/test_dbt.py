@@ -107,10 +107,10 @@ def test_the_models_are_built_and_right_also_after_more_changes_a_replay_and_a_l
     found = json.loads((analysts.project / "target" / "sources.json").read_text())["results"]
     cuts = load_catalog("lake", type="sql", uri=analysts.place.catalog_url).load_table("shop.lockstep_cuts")
     committed = set(cuts.scan().to_arrow()["committed_at"].to_pylist())
-    assert {one["unique_id"].rpartition(".")[2] for one in found} == {
+    assert {source["unique_id"].rpartition(".")[2] for source in found} == {
         "customers", "order_items", "orders", "orders__changes",
     }  # fmt: skip
-    assert {one["max_loaded_at"] for one in found} == {one.isoformat() for one in committed}
+    assert {source["max_loaded_at"] for source in found} == {moment.isoformat() for moment in committed}
 
     first = analysts.staged_changes()
     assert analysts.ask("SELECT count(*) FROM order_changes") == [(first,)]

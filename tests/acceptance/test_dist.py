@@ -37,10 +37,10 @@ def test_a_release_has_all_files_its_version_and_what_it_was_tested_with(tmp_pat
 
     with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl") as wheel:
         metadata = message_from_bytes(wheel.read(f"{name}.dist-info/METADATA"))
-        held = {one for one in wheel.namelist() if not one.startswith(f"{name}.dist-info/")}
+        held = {path for path in wheel.namelist() if not path.startswith(f"{name}.dist-info/")}
     assert (metadata["Version"], metadata["License-Expression"]) == (project["version"], project["license"])
     assert set(metadata.get_all("Provides-Extra")) == set(project["optional-dependencies"])
-    assert held == {f"{package}/{one}" for package, root in PACKAGES.items() for one in tracked(root / package)}
+    assert held == {f"{package}/{path}" for package, root in PACKAGES.items() for path in tracked(root / package)}
     assert {"lockstep/py.typed", "cdc_core/py.typed"} <= held
 
     with tarfile.open(tmp_path / f"{name}.tar.gz") as archive:

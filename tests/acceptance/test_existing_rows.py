@@ -198,10 +198,10 @@ class Trial:
         """The tables before which `check` and a run stop."""
         findings = self.lockstep("check", "shop.yaml", code=3).document["findings"]
         failed = [finding for finding in findings if finding["status"] == "fail"]
-        assert {one["code"] for one in failed} == {"target.existing"}
+        assert {finding["code"] for finding in failed} == {"target.existing"}
         error = self.lockstep("run", "shop.yaml", code=3).error
         assert error["code"] == "target.existing"
-        return {one["subject"].rpartition(" ")[2] for one in failed}
+        return {finding["subject"].rpartition(" ")[2] for finding in failed}
 
 
 @pytest.fixture

@@ -309,10 +309,10 @@ def test_every_cut_is_the_database_at_one_position(lockstep: Any, mariadb: Any) 
         found = lockstep("lake", "at", shop.file, "--position", place).document
         assert found["run"] == cut.run_id
         amounts = 0
-        for one in found["tables"]:
-            table = shop.catalog.load_table(one["mirror"])
-            rows = table.scan(snapshot_id=one["snapshot"]).to_arrow().sort_by("id").drop_columns(["_cdc_version"])
-            staged = lockstep.exported(one["table"], "--as-of", place, file=str(shop.file)).sort_by("id")
+        for listed in found["tables"]:
+            table = shop.catalog.load_table(listed["mirror"])
+            rows = table.scan(snapshot_id=listed["snapshot"]).to_arrow().sort_by("id").drop_columns(["_cdc_version"])
+            staged = lockstep.exported(listed["table"], "--as-of", place, file=str(shop.file)).sort_by("id")
             assert rows.to_pylist() == staged.select(rows.column_names).to_pylist()
             amounts += sum(rows["amount"].to_pylist())
         assert amounts == 5000
@@ -347,7 +347,7 @@ def test_a_cut_says_which_tables_had_not_all_of_their_rows(lockstep: Any, mariad
     script = lockstep("lake", "at", shop.file, "--views", "v").document["script"]
     assert script[0].startswith("-- shop.old is partial: ")
     assert [line.split()[4] for line in script if line.startswith("CREATE OR REPLACE VIEW")] == ["v.fresh"]
-    (first,) = [one for _, one in newest_first(open_store((lockstep.directory / "stage").as_uri()), "lake")]
+    (first,) = [published for _, published in newest_first(open_store((lockstep.directory / "stage").as_uri()), "lake")]
     place = str(first.sources["shop"].position)
     refused = lockstep("stage", "export", shop.file, f"{DATABASE}.old", "--as-of", place, "-o", "x", code=3)
     assert refused.error["code"] == "stage.partial"
@@ -355,7 +355,7 @@ def test_a_cut_says_which_tables_had_not_all_of_their_rows(lockstep: Any, mariad
     lockstep("snapshot", shop.file)
     shop.run()
     shop.require_equal("old", "fresh")
-    assert [one["lacks"] for one in cut().values()] == [[], []]
+    assert [table["lacks"] for table in cut().values()] == [[], []]
     assert cut("--position", place)["shop.old"]["lacks"] == found["shop.old"]["lacks"]
     rows = shop.catalog.load_table("shop.lockstep_cuts").scan().to_arrow().to_pylist()
     assert [row["mirror"] for row in rows if row["lacks"]] == ["shop.old"]
@@ -367,7 +367,7 @@ def test_a_cut_says_which_tables_had_not_all_of_their_rows(lockstep: Any, mariad
     assert "1 batch with changes" in " ".join(ahead["shop.old"]["lacks"])
     shop.run()
     shop.require_equal("old", "fresh")
-    assert [one["lacks"] for one in cut().values()] == [[], []]
+    assert [table["lacks"] for table in cut().values()] == [[], []]
 
 
 def test_a_cut_has_captured_tables_that_no_run_has_had_rows_of(lockstep: Any, mariadb: Any) -> None:
@@ -479,7 +479,7 @@ def test_each_program_for_a_lake_prints_what_the_document_shows(lockstep: Any, m
         assert table["sql"] == f"SELECT * FROM {version} {table['snapshot']}"
         query = re.sub(rf"{version} \d+", f"{version} {table['snapshot']}", query)
     rows = by_spark(
-        lockstep.directory, [shop.catalog.load_table(f"shop.{one}") for one in ("orders", "customers")], query
+        lockstep.directory, [shop.catalog.load_table(f"shop.{name}") for name in ("orders", "customers")], query
     )
     assert [" ".join(map(str, row.values())) for row in rows.to_pylist()] == expected.splitlines()
 
@@ -570,8 +570,8 @@ def written_again(shop: Shop) -> None:
     """The last run's write, by itself: what judged its former snapshots judges the new ones no more."""
     pipeline = load(Path(shop.file))
     store = open_stage(pipeline.stage)
-    found = sorted(one.path for one in store.list("") if one.path.endswith("/plan.json"))
-    plan = max((RunPlan.from_bytes(store.get(path)) for path in found), key=lambda one: one.run_id)
+    found = sorted(info.path for info in store.list("") if info.path.endswith("/plan.json"))
+    plan = max((RunPlan.from_bytes(store.get(path)) for path in found), key=lambda run_plan: run_plan.run_id)
     report = quality_report(plan.quality_folder("lake"))
     assert store.stat(report)
     with pytest.MonkeyPatch.context() as environ, Driver(pipeline, store, master="local[1]") as driver:
@@ -590,6 +590,9 @@ def test_a_key_column_that_is_renamed_is_followed_by_rows_and_tombstones(lockste
     shop.sql("DELETE FROM t WHERE id = 1")
     shop.run()
     shop.sql("ALTER TABLE t RENAME COLUMN id TO number", "UPDATE t SET v = 20 WHERE number = 2")
+    for command in (["check"], ["target", "create"]):
+        lockstep(*command, shop.file)
+    assert "follows a column that was renamed" in lockstep("verify", shop.file, "--target", "lake", code=3).out
     shop.run()
     shop.run()
     shop.require_equal("t")
@@ -601,3 +604,30 @@ def test_a_key_column_that_is_renamed_is_followed_by_rows_and_tombstones(lockste
     assert [table["verdict"] for table in tables] == ["equal"]
     changes = shop.catalog.load_table("shop.t__changes").scan().to_arrow().sort_by("_cdc_seq").to_pylist()
     assert [row["number"] for row in changes if row["_cdc_op"] in "cud"] == [1, 2, 1, 3]
+
+
+@pytest.mark.parametrize("change", ["DROP PRIMARY KEY, ADD PRIMARY KEY (v)", "MODIFY v VARCHAR(20) NOT NULL"])
+def test_what_a_mirror_cannot_become_is_another_one_as_the_remedy_says(
+    lockstep: Any, mariadb: Any, change: str
+) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.rule = {"changes": "table"}
+    shop.configure(on_unlogged_change="resync")
+    shop.sql("CREATE TABLE t (id INT PRIMARY KEY, v INT NOT NULL)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
+    shop.run()
+    shop.sql("DELETE FROM t WHERE id = 1", f"ALTER TABLE t {change}", "INSERT INTO t VALUES (4, 4)")
+    shop.run()
+    refused = shop.run(code=3)
+    assert refused["code"] == "target.definition"
+    shop.rule["table"] = "new_{table}"
+    shop.configure(on_unlogged_change="resync")
+    for command in re.findall(r"`lockstep ([^`]*)`", refused["remedy"]):
+        lockstep(*command.replace("TABLE", f"{DATABASE}.t").replace("TARGET", "lake").split())
+    shop.run()
+    expected = mariadb.run(f"SELECT id, v FROM {DATABASE}.t ORDER BY id")
+    assert [(row["id"], row["v"]) for row in shop.mirror("new_t").to_pylist()] == list(expected)
+    assert [table["verdict"] for table in lockstep("verify", shop.file, "--target", "lake").document["tables"]] == [
+        "equal"
+    ]
+    assert [table["lacks"] for table in lockstep("lake", "at", shop.file).document["tables"]] == [[]]

@@ -44,7 +44,7 @@ def tampered(shop: Shop, table: str, change: Callable[[pa.Table], pa.Table], key
     """Somebody else writes the rows of a mirror, in a snapshot that claims to be a compaction."""
     opened = SqlCatalog("lake", uri=shop.uri, warehouse=shop.warehouse).load_table(f"shop.{table}")
     schema = opened.schema()
-    key = key or tuple(schema.find_column_name(one) or "" for one in schema.identifier_field_ids)
+    key = key or tuple(schema.find_column_name(field_id) or "" for field_id in schema.identifier_field_ids)
     live, files = LiveFiles(opened, head(opened), key), table_files(opened, schema, key)
     rows = change(opened.scan().to_arrow().cast(files.columns))
     added = FileChange(tuple(write_rows(files, in_order(rows, key))), frozenset(live.data))
@@ -167,7 +167,7 @@ def test_values_that_iceberg_does_not_hold_are_no_differences(shop: Shop) -> Non
     )
     shop.run()
     found = verified(shop)
-    assert {name: one["verdict"] for name, one in found.items()} == {"odd": "equal", "named": "equal"}
+    assert {name: table["verdict"] for name, table in found.items()} == {"odd": "equal", "named": "equal"}
     assert found["odd"]["left_out"] == {}
     assert shop.mirror("odd")["d"].null_count == 252
 
@@ -182,7 +182,7 @@ def test_values_that_iceberg_does_not_hold_are_no_differences(shop: Shop) -> Non
     tampered(shop, "named", lambda rows: rows.slice(1))
     assert len(verified(shop, code=4)["named"]["findings"]) == 1
     shop.lockstep("repair", shop.file, "--target", "lake")
-    assert {one["verdict"] for one in verified(shop).values()} == {"equal"}
+    assert {table["verdict"] for table in verified(shop).values()} == {"equal"}
 
 
 def test_rows_and_tombstones_with_newer_versions_give_way_when_asked(shop: Shop) -> None:

@@ -43,7 +43,7 @@ def filled(server: Any) -> None:
         cursor.execute("CREATE DATABASE shop")
         cursor.execute("CREATE DATABASE numbers")
         cursor.execute("CREATE TABLE numbers.n (n INT PRIMARY KEY)")
-        digits = " UNION ALL ".join(f"SELECT {one} d" for one in range(10))
+        digits = " UNION ALL ".join(f"SELECT {digit} d" for digit in range(10))
         powers = " + ".join(f"{10**at} * d{at}.d" for at in range(5))
         cursor.execute(
             f"INSERT INTO numbers.n SELECT {powers} FROM " + ", ".join(f"({digits}) d{at}" for at in range(5))
@@ -91,13 +91,13 @@ def writing(server: Any) -> Iterator[list[int]]:
                 time.sleep(0.002)
 
     with ThreadPoolExecutor(len(made)) as pool:
-        writers = [pool.submit(write, one) for one in range(len(made))]
+        writers = [pool.submit(write, number) for number in range(len(made))]
         try:
             yield made
         finally:
             stop.set()
-        for one in writers:
-            one.result()
+        for writer in writers:
+            writer.result()
 
 
 @pytest.fixture(params=["mysql9", "mariadb"])

@@ -138,7 +138,7 @@ def test_a_target_that_is_added_after_a_purge_and_filled_as_the_message_says_is_
     )
     copied.run()
     staged = copied.lockstep("stage", "ls", "shop.yaml").document["batches"]
-    make_older(copied.lockstep, [one["batch"] for one in staged])
+    make_older(copied.lockstep, [batch["batch"] for batch in staged])
     copied.source.execute("DELETE FROM orders WHERE order_id=1", "INSERT INTO log VALUES ('a',1), ('c',3)")
     copied.run()
     assert copied.lockstep("stage", "purge", "shop.yaml", "--older-than", "6d").document["sources"][0]["batches"]

@@ -32,9 +32,9 @@ def line(mariadb: Any, mariadb_target: Any, lockstep: Any) -> Iterator[tuple[Any
     for server in (mariadb, mariadb_target):
         server.run("SET GLOBAL max_allowed_packet = 134217728")
     with (
-        mariadb.connect(autocommit=True, charset="utf8mb4") as one,
+        mariadb.connect(autocommit=True, charset="utf8mb4") as connection,
         mariadb_target.connect(autocommit=True, charset="utf8mb4") as other,
-        one.cursor() as cursor,
+        connection.cursor() as cursor,
         other.cursor() as there,
     ):
         for at, database in ((cursor, "odd"), (there, "odd_copy")):

@@ -16,7 +16,7 @@ from tests.released import make
 ARCHIVES = sorted(make.FOLDER.glob("*.tar.xz"))
 
 
-@pytest.mark.parametrize("archive", ARCHIVES, ids=[one.name.removesuffix(".tar.xz") for one in ARCHIVES])
+@pytest.mark.parametrize("archive", ARCHIVES, ids=[archive.name.removesuffix(".tar.xz") for archive in ARCHIVES])
 def test_what_a_released_version_has_written_is_read_and_continued(
     archive: Path, mariadb_target: Any, tmp_path: Path
 ) -> None:

@@ -159,7 +159,7 @@ def meta_damaged(shop: Shop) -> Failing:
 
 CASES = (
     purged, no_target_table, meta_lost,
-    *(pytest.param(one, marks=pytest.mark.matrix) for one in (
+    *(pytest.param(case, marks=pytest.mark.matrix) for case in (
         nothing_run, no_evidence, paused, rows_differ, unlogged,
         writes_lost, sharded_anew, renamed_at_the_target, rejected, meta_damaged,
     )),
@@ -173,7 +173,7 @@ def test_the_printed_remedy_is_performed_and_the_command_succeeds(shop: Shop, ca
     error = done.document["problems"][0] if arguments[0] == "status" else done.error
     assert (done.code != 0, error["code"]) == (True, code), error
     remedy = error["remedy"]
-    (command, *_) = [one for one in COMMAND.findall(remedy) if one.startswith(f"{wanted} ")] or [remedy]
+    (command, *_) = [printed for printed in COMMAND.findall(remedy) if printed.startswith(f"{wanted} ")] or [remedy]
     shop.by_hand()
     shop.lockstep(*shlex.split(command))
     shop.lockstep(*arguments)

@@ -101,7 +101,7 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
 
     listed = lockstep("stage", "ls", "shop.yaml", "--files").document
     assert [table["table"] for table in listed["tables"]] == [f"{source_database.name}.orders"]
-    assert all(one["path"].startswith("s3://") for one in listed["files"])
+    assert all(part["path"].startswith("s3://") for part in listed["files"])
     assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
     query = f"SELECT _cdc_op, count(*) FROM {source_database.name}.orders_changes GROUP BY ALL ORDER BY ALL"
     assert lockstep("stage", "sql", "shop.yaml", query).document["rows"] == [["c", 3], ["d", 1], ["r", 3], ["u", 2]]
@@ -114,7 +114,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_helps(bucket: None, lockstep: 
     lockstep.environ["AWS_SECRET_ACCESS_KEY"] = "wr0ng"
     done = lockstep("check", "shop.yaml", code=3)
     failed = [finding for finding in done.document["findings"] if finding["status"] == "fail"]
-    assert [one["code"] for one in failed] == ["stage.denied"]
+    assert [finding["code"] for finding in failed] == ["stage.denied"]
     assert "wr0ng" not in done.out + done.err
     assert lockstep("extract", "shop.yaml", code=3).error["code"] == "stage.denied"
     lockstep.environ["AWS_SECRET_ACCESS_KEY"] = right

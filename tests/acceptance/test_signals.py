@@ -67,8 +67,8 @@ class Place:
 
     def position(self) -> Any:
         with self.lockstep.opened() as ready:
-            found = ready.meta.positions.checkpoint("shop")
-        return found and found.position
+            checkpoint = ready.meta.positions.checkpoint("shop")
+        return checkpoint and checkpoint.position
 
     def rows(self, of: str) -> list[tuple[Any, ...]]:
         server, tables = (self.source, ["orders"]) if of == "source" else (self.target, ["orders_0", "orders_1"])
@@ -78,8 +78,8 @@ class Place:
 
 @pytest.fixture
 def place(lockstep: Any, mariadb: Any, mariadb_target: Any) -> Iterator[Place]:
-    with TcpProxy(mariadb.port) as one, TcpProxy(mariadb_target.port) as other:
-        made = Place(lockstep, mariadb, mariadb_target, (one, other))
+    with TcpProxy(mariadb.port) as proxy, TcpProxy(mariadb_target.port) as other:
+        made = Place(lockstep, mariadb, mariadb_target, (proxy, other))
         for server in (mariadb, mariadb_target):
             server.run(f"CREATE DATABASE {made.name}")
         made.execute("CREATE TABLE orders (id INT PRIMARY KEY, n INT, t LONGTEXT)")

@@ -47,7 +47,7 @@ def source(request: pytest.FixtureRequest, lockstep: Any) -> Iterator[Any]:
         yield cursor
 
 
-ON_MYSQL, ON_MARIADB = (pytest.mark.parametrize("source", [one], indirect=True) for one in ("mysql9", "mariadb"))
+ON_MYSQL, ON_MARIADB = (pytest.mark.parametrize("source", [server], indirect=True) for server in ("mysql9", "mariadb"))
 ON_ONE = pytest.mark.parametrize("source", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)], indirect=True)
 """For what does not depend on the server."""
 
@@ -102,9 +102,9 @@ def test_what_is_carried_is_what_a_select_with_the_filter_shows_with_every_row_a
     lockstep("extract", "flt.yaml")
     assert [tuple(row.values())[:5] for row in exported(lockstep)] == wanted(source, HASHED)
     shown = lockstep("stage", "ls", "flt.yaml").document["batches"]
-    left_out = sum(one["left_out"].get("row outside tables.rows", 0) for one in shown)
+    left_out = sum(document["left_out"].get("row outside tables.rows", 0) for document in shown)
     assert left_out > 0
-    assert sum(one["rows"] for one in shown) + left_out == changed
+    assert sum(document["rows"] for document in shown) + left_out == changed
     every = b"".join(path.read_bytes() for path in (lockstep.directory / "stage").rglob("*.json"))
     assert b'"secret"' not in every
 
@@ -224,8 +224,12 @@ def test_a_column_stays_masked_or_left_out_whatever_the_letter_case_of_its_name(
 def test_a_mask_or_a_filter_that_matches_nothing_is_told_by_the_check(source: Any, lockstep: Any) -> None:
     write(lockstep, (r"flt\.orders\.email", r"flt\.order\.email"), (r"match: 'flt\.orders'", r"match: 'flt\.invoices'"))
     checked = lockstep("check", "flt.yaml", code=3).document["findings"]
-    assert [one["what"] for one in checked if one["code"] == "config.no_match" and "flt.orders.email" in one["what"]]
-    assert [one["status"] for one in checked if "tables.rows" in one["subject"]] == ["warn"]
+    assert [
+        finding["what"]
+        for finding in checked
+        if finding["code"] == "config.no_match" and "flt.orders.email" in finding["what"]
+    ]
+    assert [finding["status"] for finding in checked if "tables.rows" in finding["subject"]] == ["warn"]
 
 
 def test_numbers_are_compared_as_the_server_compares_them(source: Any, lockstep: Any) -> None:
@@ -237,7 +241,7 @@ def test_numbers_are_compared_as_the_server_compares_them(source: Any, lockstep:
     source.execute("INSERT INTO numbers VALUES (9, NULL, 12345678901234567.89), (10, NULL, 12345678901234567.88)")
     lockstep("extract", "flt.yaml")
     source.execute(f"SELECT id FROM numbers WHERE {where} ORDER BY id")
-    assert [(one,) for one in lockstep.exported("flt.numbers", file="flt.yaml")["id"].to_pylist()] == list(
+    assert [(number,) for number in lockstep.exported("flt.numbers", file="flt.yaml")["id"].to_pylist()] == list(
         source.fetchall()
     )
 
@@ -266,5 +270,7 @@ def installed(package: Path, site: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     groups = project["entry-points"].items()
-    lines = [f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in one.items()) for group, one in groups]
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in options.items()) for group, options in groups
+    ]
     (info / "entry_points.txt").write_text("\n".join(lines))

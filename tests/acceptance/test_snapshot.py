@@ -86,7 +86,7 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
     source.run("CREATE DATABASE old", f"CREATE TABLE old.t {definition} {parts}",
                "INSERT INTO old.t VALUES (1, 'a'), (2, 'b'), (3, 'c')", f"CREATE TABLE old.u {definition}",
                "INSERT INTO old.u VALUES (1, 'a'), (2, 'b')")  # fmt: skip
-    target.run(*(one for name in ("old", "again") for one in (
+    target.run(*(statement for name in ("old", "again") for statement in (
         f"CREATE DATABASE {name}", f"CREATE TABLE {name}.t {definition}", f"CREATE TABLE {name}.u {definition}"
     )))  # fmt: skip
     lockstep.init(source, "old", target)
@@ -210,8 +210,8 @@ def test_a_copy_of_all_tables_leaves_those_that_are_not_captured_and_says_so(
     source_database: Any, lockstep: Any
 ) -> None:
     name = source_database.name
-    source_database.execute(*(f"CREATE TABLE {one} (id INT PRIMARY KEY)" for one in ("orders", "former", "gone")))
-    source_database.execute(*(f"INSERT INTO {one} VALUES (1)" for one in ("orders", "former", "gone")))
+    source_database.execute(*(f"CREATE TABLE {table} (id INT PRIMARY KEY)" for table in ("orders", "former", "gone")))
+    source_database.execute(*(f"INSERT INTO {table} VALUES (1)" for table in ("orders", "former", "gone")))
     lockstep.init(source_database.server, source_database.name)
     lockstep("extract", "shop.yaml")
     file = lockstep.directory / "shop.yaml"
@@ -222,7 +222,7 @@ def test_a_copy_of_all_tables_leaves_those_that_are_not_captured_and_says_so(
     lockstep("extract", "shop.yaml")
     planned = lockstep("snapshot", "shop.yaml", "--all", "--dry-run").document
     assert [table["table"] for table in planned["tables"]] == [f"{name}.orders"]
-    left = [(one["source"], one["table"]) for one in planned["left_out"]]
+    left = [(table["source"], table["table"]) for table in planned["left_out"]]
     assert left == [("shop", f"{name}.former"), ("shop", f"{name}.gone")]
     done = lockstep("snapshot", "shop.yaml", "--all").document
     assert ([source["tables"] for source in done["sources"]], done["left_out"]) == (
@@ -238,7 +238,7 @@ def test_a_copy_that_is_not_staged_and_a_table_that_is_gone_are_no_success(sourc
     lockstep("snapshot", "shop.yaml", f"{name}.visits")
     # Nothing was logged since, so that the two copies of a table without a key would have one place.
     (done,) = lockstep("snapshot", "shop.yaml", f"{name}.visits", code=75).document["sources"]
-    assert (done["tables"], [one["table"] for one in done["dropped"]]) == ([], [f"{name}.visits"])
+    assert (done["tables"], [table["table"] for table in done["dropped"]]) == ([], [f"{name}.visits"])
     source_database.execute("DROP TABLE gone")
     extracted = lockstep("extract", "shop.yaml")
     assert f"partial: rows of {name}.gone (source shop) from before its capture are not captured" in extracted.err
@@ -255,10 +255,10 @@ def test_a_dry_run_says_of_each_table_what_the_copy_will_do(source_database: Any
         "CREATE TABLE orders (order_id INT PRIMARY KEY)",
         "CREATE TABLE visits (at DATETIME)",
         "CREATE TABLE heap (n INT) ENGINE=MyISAM",  # without key and transactions: no view of one place of the log
-        *(f"CREATE TABLE all_{one} (id INT PRIMARY KEY)" for one in "ab"),
+        *(f"CREATE TABLE all_{letter} (id INT PRIMARY KEY)" for letter in "ab"),
     )
     source_database.execute("INSERT INTO orders VALUES (1)", "INSERT INTO visits VALUES (NOW()), (NOW())")
-    source_database.execute(*(f"INSERT INTO {one} VALUES (1)" for one in ("heap", "all_a", "all_b")))
+    source_database.execute(*(f"INSERT INTO {table} VALUES (1)" for table in ("heap", "all_a", "all_b")))
     lockstep.environ |= {"SHOP": source_database.server.url}
     lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
     file = lockstep.directory / "shop.yaml"
@@ -272,7 +272,7 @@ def test_a_dry_run_says_of_each_table_what_the_copy_will_do(source_database: Any
     planned = lockstep("snapshot", "shop.yaml", "--dry-run").document
     of = {table["table"].partition(".")[2]: table for table in planned["tables"]}
     assert of.keys() == {"orders", "visits", "heap", "all_a", "all_b"}
-    refused = {table for table, one in of.items() if one["why"].startswith("cannot be copied")}
+    refused = {table for table, document in of.items() if document["why"].startswith("cannot be copied")}
     done = lockstep("snapshot", "shop.yaml", code=3).document
     assert refused == {"heap", "all_a", "all_b"}
     assert sorted(done["sources"][0]["tables"]) == [f"{name}.orders", f"{name}.visits"]

@@ -61,14 +61,17 @@ def test_each_lost_piece_stops_each_reader_and_nothing_is_left_out_silently(stag
                     arguments = ("extract", "shop.yaml") if command == "extract" else ("stage", "ls", "shop.yaml")
                     assert lockstep(*arguments, code=4).error["code"] in ("stage.chain", "stage.damaged"), piece
                 checked = lockstep("check", "shop.yaml", code=4).document["findings"]
-                assert {one["code"] for one in checked if one["status"] == "fail"} <= {"stage.chain", "stage.damaged"}
+                assert {finding["code"] for finding in checked if finding["status"] == "fail"} <= {
+                    "stage.chain",
+                    "stage.damaged",
+                }
     assert lockstep("stage", "sql", "shop.yaml", query).document == {
         "columns": ["count_star()"], "rows": [[3]], "compared_with_meta": True,
     }  # fmt: skip
 
     # Of copied rows the chain has no gap, and the table was whole before: it would seem whole without the manifest.
     lockstep("snapshot", "shop.yaml", f"{staged.name}.orders")
-    (copied,) = [one for one in (stage / "manifests/shop").iterdir() if json.loads(one.read_text())["chunks"]]
+    (copied,) = [file for file in (stage / "manifests/shop").iterdir() if json.loads(file.read_text())["chunks"]]
     with without(copied):
         for reader in (*readers[1:], ("stage", "ls", "shop.yaml", "--files")):
             error = lockstep(*reader, code=4).error

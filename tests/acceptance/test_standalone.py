@@ -175,9 +175,9 @@ def await_waiting(server: Any, attempts: int, run: Started) -> None:
 def lose_executors(cluster: Cluster) -> None:
     """kill -9 of each, and of the daemon that would end its Python workers with it: they go on."""
     lines: dict[int, str] = {}
-    for one in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
-            lines[int(one.parent.name)] = one.read_bytes().decode(errors="replace")
+            lines[int(path.parent.name)] = path.read_bytes().decode(errors="replace")
     python = [pid for pid, line in lines.items() if line.startswith(f"{cluster.python}\0-m\0pyspark.daemon")]
     daemons = [pid for pid in python if os.getpgid(pid) == pid]
     executors = [

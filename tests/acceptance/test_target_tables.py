@@ -38,11 +38,11 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
     )
     lockstep.init(source, "grown", target)
     planned = lockstep("target", "create", "shop.yaml", "--dry-run").document["targets"]["shop"]
-    assert {one["state"] for one in planned} == {"missing"}
+    assert {table["state"] for table in planned} == {"missing"}
     assert target.run("SHOW DATABASES LIKE 'grown'") == []
     checked = lockstep("check", "shop.yaml", code=None).document["findings"]
-    assert [one for one in checked if one["status"] == "fail"] == []
-    assert sum("to create with the next run" in one["what"] for one in checked) == 3
+    assert [finding for finding in checked if finding["status"] == "fail"] == []
+    assert sum("to create with the next run" in finding["what"] for finding in checked) == 3
 
     lockstep("run", "shop.yaml")
     assert rows(target, "grown.orders") == rows(source, "grown.orders") == [(1, "old", "a"), (2, "old", "b")]
@@ -56,15 +56,15 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
         "INSERT INTO grown.later (id) VALUES (1), (2)",
     )
     checked = lockstep("check", "shop.yaml").document["findings"]
-    assert sum("1 table to extend by columns with the next run" in one["what"] for one in checked) == 1
+    assert sum("1 table to extend by columns with the next run" in finding["what"] for finding in checked) == 1
     lockstep("run", "shop.yaml")
     wanted = rows(source, "grown.orders")
     assert rows(target, "grown.orders") == wanted  # its columns are in the same order
     assert wanted[2] == (3, "new", "it's", "c")
     assert rows(target, "grown.later") == rows(source, "grown.later")
     made = lockstep("target", "create", "shop.yaml").document["targets"]["shop"]
-    assert {one["state"] for one in made} == {"exists"}
-    assert [one["differences"] for one in made] == [[]] * 4
+    assert {table["state"] for table in made} == {"exists"}
+    assert [table["differences"] for table in made] == [[]] * 4
 
     # A replay needs the staged files alone.
     file = lockstep.directory / "shop.yaml"
@@ -90,7 +90,7 @@ def written(lockstep: Any, tables: dict[str, str]) -> None:
     """As if closed ledgers counted rows that were written to these tables, by logical table."""
     with lockstep.opened() as opened:
         former = Renewal(None, LastWrite("former", 1))
-        opened.meta.writes.accept("shop", {one: {name: former} for one, name in tables.items()})
+        opened.meta.writes.accept("shop", {table: {name: former} for table, name in tables.items()})
 
 
 def applied(lockstep: Any, number: int) -> None:
@@ -137,7 +137,7 @@ def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9:
     file.write_text(file.read_text().replace("on_missing_table: create", "on_missing_table: stop"))
     with pytest.raises(DataAtRisk) as caught:
         made_ready(lockstep, 6)
-    assert {one.code for one in parts_of(caught.value)} == {"target.lost_writes", "target.table"}
+    assert {error.code for error in parts_of(caught.value)} == {"target.lost_writes", "target.table"}
 
 
 def test_columns_of_a_target_follow_statements_of_the_source_whether_or_not_rows_come_after_them(

@@ -80,7 +80,7 @@ def test_the_tutorial_works_as_it_is_written(
                 shell(line)
                 ledger = shell.out if line.startswith("lockstep run") else ledger
                 # Everything that the tutorial does is right; until they are copied, existing rows are worth a warning.
-                warnings = 0 if any(one.startswith("lockstep snapshot") for one in ran) else 1
+                warnings = 0 if any(command.startswith("lockstep snapshot") for command in ran) else 1
                 assert not line.startswith("lockstep check") or f"0 problems, {warnings} warning" in shell.out, (
                     shell.out
                 )

@@ -48,11 +48,11 @@ class Two:
     def known(self, name: str) -> list[str]:
         """What meta has of a pipeline, but for the time until which leases were taken."""
         with closing(sqlite3.connect(self.lockstep.directory / "meta.db")) as meta:
-            tables = [one for (one,) in meta.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            tables = [table for (table,) in meta.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             mine = [table for table in tables if table != "lockstep_version"]
             return sorted(
-                json.dumps([one, *row]) for one in mine
-                for row in meta.execute(f"SELECT * FROM {one} WHERE pipeline = ?", (name,))
+                json.dumps([table, *row]) for table in mine
+                for row in meta.execute(f"SELECT * FROM {table} WHERE pipeline = ?", (name,))
             )  # fmt: skip
 
     def written(self, name: str) -> list[tuple[Any, ...]]:

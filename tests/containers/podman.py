@@ -185,10 +185,10 @@ class Compose:
 
     def _ends(self, service: str) -> bool:
         """Whether others wait for its end."""
-        wanted = [one.get("depends_on", {}) for one in self.services.values()]
+        wanted = [definition.get("depends_on", {}) for definition in self.services.values()]
         return any(
-            one.get(service, {}).get("condition") == "service_completed_successfully"  # type: ignore[attr-defined]
-            for one in wanted
+            dependencies.get(service, {}).get("condition") == "service_completed_successfully"  # type: ignore[attr-defined]
+            for dependencies in wanted
         )
 
     def logs(self, service: str) -> str:

@@ -33,7 +33,7 @@ def test_the_helm_values_are_of_the_chart_and_of_the_image() -> None:
     extra = yaml.safe_load(found["extraEnvFrom"])  # the chart takes a text, a template
     assert extra == [{"secretRef": {"name": "lockstep"}}]
     mounted = {volumeMount["mountPath"] for volumeMount in found["volumeMounts"]}
-    assert {one["value"] for one in found["env"] if one["name"] == "LOCKSTEP_PIPELINES"} == mounted
+    assert {variable["value"] for variable in found["env"] if variable["name"] == "LOCKSTEP_PIPELINES"} == mounted
     project = (DOCKER.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"apache-airflow=={found["airflowVersion"]}"' in project
     assert f'\nversion = "{found["defaultAirflowTag"]}"\n' in project
@@ -61,7 +61,7 @@ def test_the_pipeline_of_the_compose_set_names_what_the_set_exports() -> None:
     pipeline = config.load(DOCKER / "shop/shop.yaml")
     exported = compose["services"]["scheduler"]["environment"]
     named = (*pipeline.references, *pipeline.lake_references, "env:LOCKSTEP_META")
-    assert {one.removeprefix("env:") for one in named} <= set(exported)
+    assert {name.removeprefix("env:") for name in named} <= set(exported)
     assert {target.name for target in pipeline.targets} == {"shards", "lake"}
     script = (DOCKER / "shop/postgres.sql").read_text(encoding="utf-8")
     databases = re.findall(r"^CREATE DATABASE (\w+);$", script, re.MULTILINE)
@@ -75,4 +75,4 @@ def test_every_image_of_the_compose_set_is_pinned_by_a_tag() -> None:
     images = {service["image"] for service in compose["services"].values()}
     pulled = {image for image in images if not image.startswith("localhost/")}
     assert len(pulled) == 3
-    assert [one for one in pulled if not re.search(r":[\w.-]*\d", one)] == []
+    assert [image for image in pulled if not re.search(r":[\w.-]*\d", image)] == []

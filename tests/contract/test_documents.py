@@ -178,7 +178,9 @@ def test_every_code_that_a_document_names_is_documented() -> None:
         for name in re.findall(r"`([a-z]+\.[a-z_]+)`", path.read_text(encoding="utf-8"))
     ]
     assert len([name for _, name in cited if name in codes]) > 50
-    assert [one for one in cited if one[1].partition(".")[0] in rooms and one[1] not in codes | others] == []
+    assert [
+        citation for citation in cited if citation[1].partition(".")[0] in rooms and citation[1] not in codes | others
+    ] == []
 
 
 def test_configuration_md_lists_the_keys_of_the_models() -> None:
@@ -270,13 +272,13 @@ def test_every_command_of_a_remedy_can_be_given_as_it_is_printed(monkeypatch: py
     tree, seen, wrong = get_command(app), 0, []
     for place, remedy in remedies():
         for command in INLINE_COMMAND.findall(performable(remedy)):
-            words, one, at = command.split()[1:], tree, 0
-            while at < len(words) and words[at] in getattr(one, "commands", {}):
-                one, at = one.commands[words[at]], at + 1
+            words, node, at = command.split()[1:], tree, 0
+            while at < len(words) and words[at] in getattr(node, "commands", {}):
+                node, at = node.commands[words[at]], at + 1
             seen += 1
             try:
                 if " ".join(words[:at]) not in BY_THE_READER and " ".join(words) not in BY_THE_READER:
-                    one.make_context(words[at - 1], words[at:])
+                    node.make_context(words[at - 1], words[at:])
             except TyperException as error:
                 wrong.append(f"{place}: {command}: {error.format_message()}")
         if re.search(r"\blockstep [a-z-]+( [a-z-]+)? (PIPELINE|X)\b", re.sub(r"`[^`]*`", "", remedy)):

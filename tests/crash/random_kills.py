@@ -170,8 +170,8 @@ def busy(server: Any, seeds: range, pause_s: float = 0.002) -> Iterator[None]:
             yield
         finally:
             stop.set()
-        for one in working:
-            one.result()
+        for future in working:
+            future.result()
 
 
 def succeed(commands: ForkedCommands, folder: Path, environ: dict[str, str], *arguments: str) -> None:

@@ -85,7 +85,7 @@ class Laked:
             rows = tables.load_table(f"shop.{name}").scan().to_arrow()
             if name == "customers":
                 gone = rows.filter(rows[DELETED]).select(["id", "name"]).sort_by("id").to_pylist()
-                assert [tuple(one.values()) for one in gone] == self.deleted_customers
+                assert [tuple(row.values()) for row in gone] == self.deleted_customers
                 rows = rows.filter(pc.invert(rows[DELETED]))
             columns = [
                 column for (column, *_) in self.source.server.run(f"SHOW COLUMNS FROM {self.source.name}.{name}")

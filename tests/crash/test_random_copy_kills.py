@@ -101,7 +101,9 @@ def test_kills_at_random_moments_of_copies_and_of_unlogged_changes_end_equal_to_
         staged_equals_source(pipeline, cursor)
 
         sweep_all(pipeline, leftovers=True)
-        listed = {part.path for one in chain_of(pipeline) for part in one.parts if part.path.startswith(SNAPSHOT)}
+        listed = {
+            part.path for manifest in chain_of(pipeline) for part in manifest.parts if part.path.startswith(SNAPSHOT)
+        }
         assert {info.path for info in open_store(pipeline.stage.uri).list(SNAPSHOT)} == listed
 
         before = known(pipeline)
@@ -112,5 +114,5 @@ def test_kills_at_random_moments_of_copies_and_of_unlogged_changes_end_equal_to_
         lockstep("snapshot", "kills.yaml", "--all")  # names and numbers of files do not come again
         settle(lockstep, pipeline)
         staged_equals_source(pipeline, cursor)
-        numbers = [chunk.number for one in chain_of(pipeline) for chunk in one.chunks]
+        numbers = [chunk.number for manifest in chain_of(pipeline) for chunk in manifest.chunks]
         assert len(numbers) == len(set(numbers))

@@ -174,14 +174,14 @@ def test_a_run_that_sleeps_until_another_has_taken_over_changes_nothing_when_it_
             assert asleep.poll() is None, asleep.communicate()
             time.sleep(0.2)
         nap.apply_later_changes()
-        for one in group_of(asleep):
-            os.kill(one, signal.SIGCONT)
+        for process in group_of(asleep):
+            os.kill(process, signal.SIGCONT)
         out, err = asleep.communicate(timeout=900)
         assert asleep.returncode in (0, 75), out + err
         nap.assert_equal()
     finally:
-        for one in group_of(asleep):
-            os.kill(one, signal.SIGKILL)
+        for process in group_of(asleep):
+            os.kill(process, signal.SIGKILL)
         asleep.communicate()
     nap.apply_last_changes()
     assert nap.done("run", "--staged")["batches"] == 0
@@ -208,7 +208,7 @@ def test_what_an_endpoint_still_does_for_a_killed_run_changes_nothing(nap: Nap, 
         killed.communicate()
         nap.apply_later_changes()
         assert jobs_of(server)["Start"] > jobs_of(server)["End"], "what the killed run has asked for is not done yet"
-        (worker,) = [one for one in workers_of(server) if state_of(one) == "T"]
+        (worker,) = [pid for pid in workers_of(server) if state_of(pid) == "T"]
         os.kill(worker, signal.SIGCONT)
         while jobs_of(server)["Start"] > jobs_of(server)["End"]:
             time.sleep(0.2)

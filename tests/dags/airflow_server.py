@@ -198,7 +198,7 @@ class Run:
     def why_failed(self) -> str:
         """The states of its tasks, and the end of the log of each that failed."""
         failed = [task["task_id"] for task in self.tasks() if task["state"] == "failed"]
-        return f"{self.run_id}: {self._tries()}" + "".join(f"\n{one}: {self.log_of(one)[-4000:]}" for one in failed)
+        return f"{self.run_id}: {self._tries()}" + "".join(f"\n{task}: {self.log_of(task)[-4000:]}" for task in failed)
 
     def answer(self, task_id: str, option: str) -> str:
         """Waits until a task asks somebody, and answers; what it had asked."""

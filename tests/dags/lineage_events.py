@@ -40,16 +40,16 @@ def require(value: Any, wanted: Any, where: str) -> None:
         left = [part for part in parts if part is not type(None)]
         assert value is not None or len(left) < len(parts), where
         if value is not None:
-            (one,) = left
-            require(value, one, where)
+            (event,) = left
+            require(value, event, where)
     elif kind is list:
         assert isinstance(value, list), where
-        for number, one in enumerate(value):
-            require(one, parts[0], f"{where}[{number}]")
+        for number, event in enumerate(value):
+            require(event, parts[0], f"{where}[{number}]")
     elif kind is dict:
         assert isinstance(value, dict), where
-        for name, one in value.items():
-            require(one, parts[1], f"{where}.{name}")
+        for name, event in value.items():
+            require(event, parts[1], f"{where}.{name}")
     elif attr.has(kind):
         if kind in BASES:
             kind = FACETS.get(value["_schemaURL"], kind)
@@ -62,7 +62,7 @@ def require(value: Any, wanted: Any, where: str) -> None:
         for name in value.keys() & fields.keys():
             require(value[name], fields[name].type, f"{where}.{name}")
     elif issubclass(kind, Enum):
-        assert value in [one.value for one in kind], where
+        assert value in [member.value for member in kind], where
     else:
         assert isinstance(value, kind), (where, value)
         assert isinstance(value, bool) == (kind is bool), (where, value)

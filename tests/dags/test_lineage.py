@@ -78,9 +78,9 @@ def test_a_run_says_from_which_tables_and_columns_its_rows_came_how_many_and_wha
     origins = staged[folder[table]]["facets"]["columnLineage"]["fields"]
 
     def origin(fields: Mapping[str, Any], column: str) -> tuple[str, str, str, bool]:
-        ((one,),) = (fields[column]["inputFields"],)
-        (how,) = one["transformations"]
-        return one["name"], one["field"], how["subtype"], how["masking"]
+        ((field,),) = (fields[column]["inputFields"],)
+        (how,) = field["transformations"]
+        return field["name"], field["field"], how["subtype"], how["masking"]
 
     assert origin(origins, "v") == (table, "v", "IDENTITY", False)
     assert origin(origins, "mail") == (table, "mail", "TRANSFORMATION", True)
@@ -93,18 +93,20 @@ def test_a_run_says_from_which_tables_and_columns_its_rows_came_how_many_and_wha
     assert committed[logical]["outputFacets"]["outputStatistics"]["rowCount"] == 4
     assert committed[to, f"{place}.other"]["outputFacets"]["outputStatistics"]["rowCount"] == 2
     inputs = named(complete[COMMIT]["inputs"]).items()
-    read = {name: one["inputFacets"]["inputStatistics"]["rowCount"] for name, one in inputs}
+    read = {name: dataset["inputFacets"]["inputStatistics"]["rowCount"] for name, dataset in inputs}
     assert read == {folder[table]: 6, folder[other]: 2}
-    (one,) = committed[logical]["facets"]["columnLineage"]["fields"]["v"]["inputFields"]
-    assert (one["namespace"], one["name"]) == folder[table]
+    (origin_field,) = committed[logical]["facets"]["columnLineage"]["fields"]["v"]["inputFields"]
+    assert (origin_field["namespace"], origin_field["name"]) == folder[table]
 
     judged = named(complete["cdc_lineage.to_main.quality"]["inputs"])
     assert all(
         assertion["success"] for assertion in judged[logical]["inputFacets"]["dataQualityAssertions"]["assertions"]
     )
     found = judged[folder[table]]["inputFacets"]["dataQualityAssertions"]["assertions"]
-    own = [one for one in found if one.get("column") == "v"]
-    assert [(one["assertion"], one["success"]) for one in own] == [("expect_column_values_to_not_be_null", True)]
+    own = [assertion for assertion in found if assertion.get("column") == "v"]
+    assert [(assertion["assertion"], assertion["success"]) for assertion in own] == [
+        ("expect_column_values_to_not_be_null", True)
+    ]
     assert len(judged[folder[other]]["inputFacets"]["dataQualityAssertions"]["assertions"]) == len(found) - 1
 
 
@@ -119,7 +121,7 @@ def test_a_copy_says_from_which_table_its_rows_came(
     with ended(run.start(None)) as process:
         run.wait_for(lambda: copy in completed(tmp_path / "events.json"), process)
     event = completed(tmp_path / "events.json")[copy]
-    assert [one["name"] for one in event["inputs"]] == [f"{source_database.name}.t"]
+    assert [dataset["name"] for dataset in event["inputs"]] == [f"{source_database.name}.t"]
     assert [output["outputFacets"]["outputStatistics"]["rowCount"] for output in event["outputs"]] == [30]
 
 

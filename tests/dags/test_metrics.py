@@ -52,7 +52,7 @@ def collected(python: Run) -> Iterator[Callable[..., Points]]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                for metric in (one for scope in resource.scope_metrics for one in scope.metrics):
+                for metric in (measured for scope in resource.scope_metrics for measured in scope.metrics):
                     for point in [*metric.gauge.data_points, *metric.sum.data_points]:
                         tags = tuple(sorted((tag.key, tag.value.string_value) for tag in point.attributes))
                         points[metric.name, tags] = point.as_double or point.as_int

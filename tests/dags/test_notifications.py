@@ -111,7 +111,7 @@ def test_a_failure_that_meta_does_not_know_of_is_told_each_time(write_pipeline: 
     with pytest.raises(LockstepError):
         callbacks(str(away))["on_failure_callback"](context)
     callbacks(str(file))["on_success_callback"](context)
-    assert [(one.pipeline, one.subject, one.what) for one in RECEIVED if one.level == "failed"] == [
+    assert [(event.pipeline, event.subject, event.what) for event in RECEIVED if event.level == "failed"] == [
         ("shop", "merge", "broken"), ("shop", "merge", "broken"), ("shop", "plan", "It is full."),
         ("shop", "merge", "broken again"), ("away", "merge", "broken"),
     ]  # fmt: skip

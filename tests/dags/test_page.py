@@ -54,17 +54,17 @@ def client(airflow_app: Any) -> Iterator[Callable[..., Any]]:
     opened = []
 
     def log_in(role: str | None = None) -> TestClient:
-        one = TestClient(airflow_app, raise_server_exceptions=False)
-        opened.append(one)
+        test_client = TestClient(airflow_app, raise_server_exceptions=False)
+        opened.append(test_client)
         if role is not None:
             user = SimpleAuthManagerUser(username="reader", role=role)
             token = airflow_app.state.auth_manager.generate_jwt(user)
-            one.cookies.set("_token", token)
-        return one
+            test_client.cookies.set("_token", token)
+        return test_client
 
     yield log_in
-    for one in opened:
-        one.close()
+    for test_client in opened:
+        test_client.close()
 
 
 @pytest.fixture
@@ -242,12 +242,12 @@ def test_a_ledger_that_does_not_add_up_is_said_first_and_its_table_is_escaped(
 
 
 def test_nothing_can_be_written_and_looking_writes_nothing(client: Callable[..., Any], shop: Line) -> None:
-    one = client("ADMIN")
+    admin = client("ADMIN")
     before = shop.meta.status.find(["main"])
-    assert one.get("/lockstep/").status_code == 200
+    assert admin.get("/lockstep/").status_code == 200
     for method in ("POST", "PUT", "PATCH", "DELETE"):
-        assert one.request(method, "/lockstep/").status_code == 405
-        assert one.request(method, "/lockstep/status.json").status_code == 405
+        assert admin.request(method, "/lockstep/").status_code == 405
+        assert admin.request(method, "/lockstep/status.json").status_code == 405
     after = shop.meta.status.find(["main"])
     assert (after.sources[0].checkpoint, after.targets, after.runs) == (
         before.sources[0].checkpoint, before.targets, before.runs
@@ -276,19 +276,19 @@ def test_buttons_are_shown_for_the_dags_of_which_one_may_start_runs(
         return mine and granted(method=method, details=details, **other)
 
     monkeypatch.setattr(manager, "is_authorized_dag", of_one_dag)
-    one = client("USER")
-    assert forms(one.get("/lockstep/").text) == [REPLAY]
-    assert one.post("/api/v2/dags/cdc_shop/dagRuns", json={"logical_date": None}).status_code == 403
-    answer = one.post(f"/api/v2/dags/{REPLAY}/dagRuns", json={"logical_date": None})
+    user = client("USER")
+    assert forms(user.get("/lockstep/").text) == [REPLAY]
+    assert user.post("/api/v2/dags/cdc_shop/dagRuns", json={"logical_date": None}).status_code == 403
+    answer = user.post(f"/api/v2/dags/{REPLAY}/dagRuns", json={"logical_date": None})
     assert answer.status_code in (400, 404)  # allowed; without a scheduler Airflow does not know the DAG, or its target
 
 
 def test_what_a_form_of_another_site_could_send_with_the_session_is_refused(
     client: Callable[..., Any], shop: Line
 ) -> None:
-    one, sent = client("USER"), '{"logical_date": null, "conf": {"target": "main"}}'
+    user, sent = client("USER"), '{"logical_date": null, "conf": {"target": "main"}}'
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
-        answer = one.post(f"/api/v2/dags/{REPLAY}/dagRuns", content=sent, headers={"Content-Type": kind})
+        answer = user.post(f"/api/v2/dags/{REPLAY}/dagRuns", content=sent, headers={"Content-Type": kind})
         assert answer.status_code == 422
 
 
@@ -360,7 +360,7 @@ def test_a_failed_extract_is_the_first_thing_that_the_page_shows_and_goes_with_t
     reached = shop.meta.positions.checkpoint("shop_db")
     assert reached is not None
     shop.meta.positions.advance_watermark(shop.leases["shop_db"], reached)
-    assert "source.log_lost" not in [one["code"] for one in health(client)[1]]
+    assert "source.log_lost" not in [problem["code"] for problem in health(client)[1]]
 
 
 def test_a_paused_dag_a_late_source_and_a_partial_table_are_said(
@@ -414,8 +414,8 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     shop.meta.copies.pause("shop_db", "somebody")
     paused_text = unescape(client("VIEWER").get("/lockstep/").text)
     assert re.search("shop_db has been paused since [-0-9 :]+ by somebody", paused_text)
-    of_source = [one for one in health(client)[1] if one["subject"] == "source shop_db"]
-    (said,) = (one["what"] for one in of_source if one["level"] == "paused")
+    of_source = [problem for problem in health(client)[1] if problem["subject"] == "source shop_db"]
+    (said,) = (problem["what"] for problem in of_source if problem["level"] == "paused")
     assert "Waiting to be copied: 2 tables. Purges take nothing that was staged after" in said
     assert said in paused_text
     shop.meta.copies.resume("shop_db")
@@ -431,16 +431,18 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
         assert said in text
     assert "<script>alert" not in client("VIEWER").get("/lockstep/").text
     noted = [problem for problem in found["problems"] if problem["code"] == "snapshot.not_copyable"]
-    assert [(one["level"], one["subject"], one["remedy"]) for one in noted] == [
+    assert [(problem["level"], problem["subject"], problem["remedy"]) for problem in noted] == [
         ("noted", "table shop.keyless", "give it one")
     ]
     lost = RetryLater("The connection is lost.", where="shop_db", code="connection.unreachable", remedy="wait")
     shop.meta.failures.keep("copy", "shop_db", lost)
-    assert next((one["level"], one["subject"]) for one in health(client)[1]) == ("failed", "copy shop_db")
+    assert next((problem["level"], problem["subject"]) for problem in health(client)[1]) == ("failed", "copy shop_db")
     shop.meta.failures.clear("copy", "shop_db")
     paused = {SNAPSHOT: airflow_state.DagState(True, None)}
-    monkeypatch.setattr(airflow_state, "dags", lambda ids: {one: paused[one] for one in ids if one in paused})
-    (said,) = (one["what"] for one in health(client)[1] if one["level"] == "paused")
+    monkeypatch.setattr(
+        airflow_state, "dags", lambda ids: {dag_id: paused[dag_id] for dag_id in ids if dag_id in paused}
+    )
+    (said,) = (problem["what"] for problem in health(client)[1] if problem["level"] == "paused")
     assert said.startswith(f"The DAG {SNAPSHOT} is paused")
 
 

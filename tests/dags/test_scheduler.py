@@ -139,7 +139,7 @@ class DagLine:
         self.target.commit()
         found = compare(self.source, target or self.target)
         assert all(table.source_rows > 0 for table in found)
-        assert {table.table: table.differing for table in found} == dict.fromkeys((one.table for one in found), 0)
+        assert {table.table: table.differing for table in found} == dict.fromkeys((table.table for table in found), 0)
 
     def fingerprint(self) -> Counter[tuple[object, ...]]:
         self.target.commit()
@@ -447,8 +447,8 @@ def test_no_password_is_in_what_airflow_keeps_of_a_run(line: DagLine, scheduled:
         # `connection` is where Airflow keeps them, encrypted if it has a key.
         kept += [str(connection.execute(text(f'TABLE "{name}"')).all()) for name in names if name != "connection"]
     engine.dispose()
-    assert any(scheduled.run_id in one for one in kept)
-    assert [place for place, one in enumerate(kept) if any(password in one for password in passwords)] == []
+    assert any(scheduled.run_id in log for log in kept)
+    assert [place for place, log in enumerate(kept) if any(password in log for password in passwords)] == []
 
 
 @pytest.mark.matrix
@@ -553,7 +553,9 @@ def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_i
         ((durable,),) = line.meta(read, "older")
         ((holder,),) = line.meta("SELECT holder FROM lease WHERE source = 'snapshot:older_db'", "older")
         (shown,) = (
-            one for one in line.airflow.call("GET", "/lockstep/status.json")["pipelines"] if one["pipeline"] == "older"
+            document
+            for document in line.airflow.call("GET", "/lockstep/status.json")["pipelines"]
+            if document["pipeline"] == "older"
         )
         os.kill(int(holder.rpartition(":")[2]), signal.SIGKILL)
     (copy,) = line.airflow.wait_for_runs("cdc_older_snapshot", 1)
@@ -565,7 +567,7 @@ def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_i
     assert "older.t: all 400 rows read" in copy.log_of("copy")
     assert copy.xcom("copy") == {"source": "older_db", "tables": 1, "rows": OLD_ROWS, "batches": 1, "dropped": 0}
     pipeline = config.load(line.folder / "pipelines" / "older.yaml")
-    (manifest,) = (one for one in chain(open_stage(pipeline.stage), "older_db") if one.chunks)
+    (manifest,) = (copied for copied in chain(open_stage(pipeline.stage), "older_db") if copied.chunks)
     epochs = Counter(name.epoch for part in manifest.parts if (name := parse_copied(part.path)))
     # What was durable when it was killed was not read again; one more may have become so while it was counted.
     assert epochs[1] in (durable, durable + 1)

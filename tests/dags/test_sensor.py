@@ -90,9 +90,9 @@ def sensor(write_pipeline: Callable[..., Path]) -> Iterator[Callable[[str], Extr
     with ExitStack() as made:
 
         def make(mode: str) -> ExtractSensor:
-            one = ExtractSensor(task_id="extract", file=str(file), source="shop_db", mode=mode, poke_interval=0)
-            made.callback(one._close)
-            return one
+            made_sensor = ExtractSensor(task_id="extract", file=str(file), source="shop_db", mode=mode, poke_interval=0)
+            made.callback(made_sensor._close)
+            return made_sensor
 
         yield make
 

@@ -145,7 +145,7 @@ def test_an_application_is_switched_by_a_dag_of_its_own_after_somebody_has_appro
         assert said in Template(dag.get_task("approve").body).render(ti=ti)
     assert "back?" in Template(dag.get_task("approve").subject).render(params={"direction": "back"})
     back = write_pipeline("shop_back", cutover="switch_with: ./switch.sh")
-    assert not [one for one in dag_specs(config.load(back), back) if one.dag_id.endswith("_cutover")]
+    assert not [back_spec for back_spec in dag_specs(config.load(back), back) if back_spec.dag_id.endswith("_cutover")]
 
 
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:

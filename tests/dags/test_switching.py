@@ -116,7 +116,7 @@ def test_each_task_asks_for_its_command(
     seen: list[str] = []
     monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments: seen.extend(arguments))
     execute(file, command, **params)
-    assert [Path(one).stem if one.endswith(".yaml") else one for one in seen] == asked
+    assert [Path(argument).stem if argument.endswith(".yaml") else argument for argument in seen] == asked
 
 
 SLOW = """#!{python}

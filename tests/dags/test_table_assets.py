@@ -13,7 +13,7 @@ from airflow.sdk import AssetAlias
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from cdc_core import config
-from lockstep_airflow.table_assets import alias_of, extracted_batches, publish_staged, target_uri
+from lockstep_airflow.table_assets import alias_of, extracted_batches, publish_staged, target_uris
 from lockstep_airflow.window import RunWindow
 from tests.dags.made_pipelines import staged
 from tests.lab.made_batches import HOUR_US, START_US
@@ -35,8 +35,8 @@ def context(began: datetime) -> Any:
 
 
 def windows(shop: Line, began: datetime, window: RunWindow) -> list[int]:
-    found = extracted_batches(context(began), shop.meta, "shop_db", window)
-    return [(one.window_start_us - START_US) // HOUR_US for one in found]
+    batches = extracted_batches(context(began), shop.meta, "shop_db", window)
+    return [(batch.window_start_us - START_US) // HOUR_US for batch in batches]
 
 
 def hours(start: int, end: int) -> RunWindow:
@@ -78,11 +78,14 @@ def test_a_table_of_a_lake_is_named_by_its_catalog_and_one_of_a_database_by_its_
     write_pipeline: Callable[..., Path],
 ) -> None:
     catalog = {"type": "sql", "uri": "env:LAKE", "warehouse": "s3://lake/warehouse"}
-    lake = {"name": "lake", "kind": "iceberg", "namespace": "sales", "tables": {"*": {}}, "catalog": catalog}
+    lake = {"name": "lake", "kind": "iceberg", "namespace": "sales", "catalog": catalog}
+    lake["tables"] = {"*": {}, "shop.items": {"changes": "table"}}
     shards = {"name": "main", "connections": ["airflow:target_db"], "tables": {"*": {}}}
     pipeline = config.load(write_pipeline("shop", targets=[lake, shards]))
-    assert target_uri(pipeline, pipeline.target("lake"), "shop.orders") == "iceberg://lake/sales.orders"
-    assert target_uri(pipeline, pipeline.target("main"), "shop.orders") == "lockstep/shop/main/shop.orders"
+    assert target_uris(pipeline, pipeline.target("lake"), "shop.orders") == ["iceberg://lake/sales.orders"]
+    of_items = ["iceberg://lake/sales.items", "iceberg://lake/sales.items__changes"]
+    assert target_uris(pipeline, pipeline.target("lake"), "shop.items") == of_items
+    assert target_uris(pipeline, pipeline.target("main"), "shop.orders") == ["lockstep/shop/main/shop.orders"]
     assert [alias_of("shop", "lake"), alias_of("shop")] == [
         AssetAlias("lockstep/shop/lake"),
         AssetAlias("lockstep/shop"),

@@ -42,7 +42,7 @@ with DAG("of_others", schedule=None, start_date=datetime(2026, 1, 1), params=par
 """
 
 
-TO_MAIN = [f"to_main.{one}" for one in ("filter", "write", "quality", "commit")]
+TO_MAIN = [f"to_main.{task}" for task in ("filter", "write", "quality", "commit")]
 
 
 def dag(file: Path) -> DAG:
@@ -64,7 +64,7 @@ def test_a_group_has_the_tasks_of_the_pipelines_dag_and_each_knows_its_plan(
     assert tasks["others.extract"].upstream_task_ids == {"shop.to_main.commit"}
     assert tasks["others.to_main.filter"].upstream_task_ids == {"others.merge"}
     assert (tasks["others.merge"].plan_task, tasks["others.to_main.commit"].plan_task) == ("others.plan",) * 2
-    assert tasks["shop.plan"].target_tasks == {"main": [f"shop.{one}" for one in TO_MAIN]}
+    assert tasks["shop.plan"].target_tasks == {"main": [f"shop.{task}" for task in TO_MAIN]}
     assert {task.retries for task in made.tasks} == {5}, "as the pipeline file says"
 
 

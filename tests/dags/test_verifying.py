@@ -43,28 +43,28 @@ def poke(file: Path, of: str = "main", **params: Any) -> Any:
 
 
 def finds(monkeypatch: pytest.MonkeyPatch, **result: Any) -> list[VerifyJob]:
-    asked: list[VerifyJob] = []
+    jobs: list[VerifyJob] = []
 
     def verify(job: VerifyJob, tables: Any) -> VerifyReport:
-        asked.append(job)
+        jobs.append(job)
         if "raises" in result:
             raise result["raises"]
-        found = TableResult("orders", mode=job.mode, source_rows=5, target_rows=5, **result)
-        return VerifyReport(job.target.name, job.mode, (found,))
+        table_result = TableResult("orders", mode=job.mode, source_rows=5, target_rows=5, **result)
+        return VerifyReport(job.target.name, job.mode, (table_result,))
 
     monkeypatch.setattr(verifier, "verify", verify)
-    return asked
+    return jobs
 
 
 def test_an_equal_target_ends_with_its_evidence_in_the_mode_of_the_file_or_of_the_form(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = finds(monkeypatch)
+    jobs = finds(monkeypatch)
     ended = poke(file)
     assert (ended.is_done, ended.xcom_value["mode"], ended.xcom_value["equal"]) == (True, "count", None)
     ended = poke(file, mode="ordered", tables=["orders"], restart=True)
     assert (ended.xcom_value["equal"], ended.xcom_value["rows"]) == (True, 5)
-    assert [job.mode for job in asked] == [Mode.COUNT, Mode.ORDERED]
+    assert [job.mode for job in jobs] == [Mode.COUNT, Mode.ORDERED]
     with Meta.open(config.load(file).meta.url, "shop") as meta:
         known = meta.verifications.find("main")
     assert known is not None
@@ -89,18 +89,18 @@ def test_what_could_not_be_judged_is_retried(file: Path, monkeypatch: pytest.Mon
 
 
 def test_it_waits_for_another_verifier_and_while_reading_is_paused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = finds(monkeypatch, raises=Paused("Paused.", remedy="resume"))
+    jobs = finds(monkeypatch, raises=Paused("Paused.", remedy="resume"))
     assert not poke(file).is_done
     with open_pipeline(config.load(file)) as other, verifier_lease(other, "main"):
         assert not poke(file).is_done
-    assert len(asked) == 1
+    assert len(jobs) == 1
 
 
 def test_a_target_that_the_form_does_not_name_is_skipped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = finds(monkeypatch)
+    jobs = finds(monkeypatch)
     with pytest.raises(AirflowSkipException):
         poke(file, of="new")
-    assert asked == []
+    assert jobs == []
 
 
 class Repairs:

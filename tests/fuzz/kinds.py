@@ -61,7 +61,7 @@ def decimal(chance: random.Random) -> Kind:
     return Kind(
         "decimal",
         f"DECIMAL({precision},{scale})",
-        [f"{Decimal(one).scaleb(-scale):f}" if precision < 28 else _fixed(one, scale) for one in signed],
+        [f"{Decimal(number).scaleb(-scale):f}" if precision < 28 else _fixed(number, scale) for number in signed],
     )
 
 
@@ -88,11 +88,16 @@ def moment(chance: random.Random) -> Kind:
             ["'1000-01-01'", "'9999-12-31'", "'2024-02-29'", "'0000-00-00'", "'2024-02-31'", "'2024-00-01'"],
         )
     if kind == "DATETIME":
-        values = [f"'{one}'" for one in (*MOMENTS, "0000-00-00 00:00:00", "9999-12-31 23:59:59", "2024-02-31 01:02:03")]
+        values = [
+            f"'{literal}'"
+            for literal in (*MOMENTS, "0000-00-00 00:00:00", "9999-12-31 23:59:59", "2024-02-31 01:02:03")
+        ]
         return Kind("datetime", f"DATETIME({fsp})", values)
     if kind == "TIMESTAMP":
         return Kind(
-            "timestamp", f"TIMESTAMP({fsp}) NULL", [f"'{one}'" for one in MOMENTS[1:4]] + ["'0000-00-00 00:00:00'"]
+            "timestamp",
+            f"TIMESTAMP({fsp}) NULL",
+            [f"'{literal}'" for literal in MOMENTS[1:4]] + ["'0000-00-00 00:00:00'"],
         )
     if kind == "TIME":
         return Kind(
@@ -112,7 +117,7 @@ def text(chance: random.Random, collations: Sequence[str]) -> Kind:
     return Kind(
         "text",
         f"{name} CHARACTER SET {charset} COLLATE {collation}",
-        [quoted(one[:length]) for one in TEXTS],
+        [quoted(literal[:length]) for literal in TEXTS],
         prefix=0 if "(" in name else 60,
     )
 
@@ -125,7 +130,7 @@ def binary(chance: random.Random) -> Kind:
 
 def label(chance: random.Random) -> Kind:
     labels = chance.sample(["a", "B", "c c", "it''s", "é", "0", "1", "x"], chance.randint(1, 5))
-    listed = ",".join(f"'{one}'" for one in labels)
+    listed = ",".join(f"'{name}'" for name in labels)
     if chance.random() < 0.5:
         return Kind("text", f"ENUM({listed}) CHARACTER SET utf8mb4", [str(n) for n in range(1, len(labels) + 1)])
     return Kind("text", f"SET({listed}) CHARACTER SET utf8mb4", [str(n) for n in range(2 ** len(labels))])
@@ -133,7 +138,7 @@ def label(chance: random.Random) -> Kind:
 
 def bit(chance: random.Random) -> Kind:
     size = chance.choice([1, 7, 8, 33, 64])
-    return Kind("bit", f"BIT({size})", [str(one) for one in (0, 1, 2**size - 1, 2 ** (size - 1))])
+    return Kind("bit", f"BIT({size})", [str(number) for number in (0, 1, 2**size - 1, 2 ** (size - 1))])
 
 
 def document(_: random.Random) -> Kind:
@@ -147,7 +152,7 @@ def document(_: random.Random) -> Kind:
         "1e3",
         "18446744073709551615",
     )
-    return Kind("json", "JSON", [quoted(one) for one in texts], keyable=False)
+    return Kind("json", "JSON", [quoted(literal) for literal in texts], keyable=False)
 
 
 def spot(_: random.Random) -> Kind:

@@ -102,9 +102,9 @@ def _add_keys(chance: random.Random, table: Table) -> None:
     prefixes = table.target == MARIADB  # MySQL has no unique key over the whole of a TEXT
     way = chance.choice(["primary", "primary", "primary", "unique", "both", "none"])
     able = [
-        one
-        for one in table.written
-        if one.kind.keyable and "INVISIBLE" not in one.options and (prefixes or not one.kind.prefix)
+        column
+        for column in table.written
+        if column.kind.keyable and "INVISIBLE" not in column.options and (prefixes or not column.kind.prefix)
     ]
     if not able and way != "none":
         table.made += 1
@@ -149,7 +149,9 @@ def random_row(chance: random.Random, columns: Sequence[Column]) -> str:
 
 
 def insert(chance: random.Random, table: Table, rows: int) -> str:
-    columns = [one for one in table.written if "DEFAULT" not in one.options or chance.random() < 0.7] or table.written
+    columns = [
+        column for column in table.written if "DEFAULT" not in column.options or chance.random() < 0.7
+    ] or table.written
     values = ", ".join(f"({random_row(chance, columns)})" for _ in range(rows))
     verb = chance.choice(["INSERT IGNORE", "INSERT IGNORE", "REPLACE"])
     return f"{verb} INTO {table.sql} ({', '.join(name(column.name) for column in columns)}) VALUES {values}"
@@ -169,7 +171,7 @@ def change(chance: random.Random, table: Table) -> str:
     some = f"{where}LIMIT {chance.randint(1, 6)}"
     if way < 0.8:
         changed = chance.sample(table.written, min(len(table.written), chance.randint(1, 3)))
-        pairs = ", ".join(f"{name(one.name)} = {random_row(chance, [one])}" for one in changed)
+        pairs = ", ".join(f"{name(column.name)} = {random_row(chance, [column])}" for column in changed)
         return f"UPDATE IGNORE {table.sql} SET {pairs} {some}"
     return f"DELETE FROM {table.sql} {some}"
 
@@ -177,7 +179,7 @@ def change(chance: random.Random, table: Table) -> str:
 def redefine(chance: random.Random, table: Table) -> str:
     """One statement that changes the definition; the caller calls `done` where the server took it."""
     way = chance.choice(["add", "add", "drop", "rename", "comment", "index", "truncate", "place"])
-    free = [one for one in table.written if one.name not in table.keyed and not _is_used(table, one)]
+    free = [column for column in table.written if column.name not in table.keyed and not _is_used(table, column)]
     if way == "add" or not free:
         added = new_column(chance, table)
         if added.kind.base == "geometry":  # MariaDB gives old rows an empty value, which MySQL takes for no geometry
@@ -208,13 +210,13 @@ def redefine(chance: random.Random, table: Table) -> str:
 
 
 def _is_used(table: Table, column: Column) -> bool:
-    return any(name(column.name) in one.expression for one in table.columns)
+    return any(name(column.name) in other.expression for other in table.columns)
 
 
 def collations_of(flavor: str, names: Sequence[str], charsets: Sequence[str]) -> list[str]:
     """Of a server's collations those of these character sets, and MariaDB's alias-free ones."""
     return [
-        one
-        for one in names
-        if one.partition("_")[0] in charsets and not (flavor == MARIADB and one.startswith("uca1400"))
+        collation
+        for collation in names
+        if collation.partition("_")[0] in charsets and not (flavor == MARIADB and collation.startswith("uca1400"))
     ]

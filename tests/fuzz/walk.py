@@ -123,7 +123,7 @@ class Round:
     def _collations(self) -> list[str]:
         with self._at(self._source) as source, source.cursor() as cursor:
             cursor.execute("SELECT collation_name FROM information_schema.collations WHERE collation_name IS NOT NULL")
-            return sorted(tables.collations_of(self._flavor, [str(one) for (one,) in cursor.fetchall()], CHARSETS))
+            return sorted(tables.collations_of(self._flavor, [str(value) for (value,) in cursor.fetchall()], CHARSETS))
 
     def _history(self, sessions: int) -> None:
         chance = self._chance

@@ -30,8 +30,8 @@ def both_readers(monkeypatch: pytest.MonkeyPatch) -> None:
         found: list[Any] = []
         for size in (rows, answers.SMALL_ROWS + 1):
             read = original(connection, sql, kinds, rows=size, where=where)
-            order = pc.sort_indices(pa.table({str(at): one for at, one in enumerate(read)}), [("0", "ascending")])
-            found.append(([one.take(order) for one in read], read))
+            order = pc.sort_indices(pa.table({str(at): column for at, column in enumerate(read)}), [("0", "ascending")])
+            found.append(([column.take(order) for column in read], read))
         assert found[0][0] == found[1][0], sql
         return found[1][1]
 

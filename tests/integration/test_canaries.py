@@ -64,7 +64,7 @@ def change(origin: Origin) -> None:
 
 def written(directory: Path) -> Iterator[tuple[str, bytes]]:
     """All that lies there: Parquet and Avro with their values decoded, and the rest as it is."""
-    for path in sorted(one for one in directory.rglob("*") if one.is_file()):
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         yield f"name of {path}", str(path).encode()
         yield str(path), path.read_bytes()
         if path.suffix == ".parquet":
@@ -114,10 +114,10 @@ def test_no_masked_value_and_no_password_is_in_anything_that_is_written_or_said(
     if on_unlogged == "record":
         assert any(path.suffix == ".parquet" for path in (tmp_path / "stage").rglob("*")), "something was staged"
     # Values of columns that are not masked, and members of an ENUM, are data: they are on the stage, and only there.
-    rows = [one for one in here if one[0].endswith((".parquet", ": rows", ": schema", ".json"))]
-    others = [one for one in here if one not in rows]
+    rows = [piece for piece in here if piece[0].endswith((".parquet", ": rows", ": schema", ".json"))]
+    others = [piece for piece in here if piece not in rows]
     assert seen(iter(others), CANARY, NUMBER) == []
-    masked = [f"{CANARY}-{one}" for one in ("insert", "hidden", "x", "after", "key", "other-key", "statement",
+    masked = [f"{CANARY}-{place}" for place in ("insert", "hidden", "x", "after", "key", "other-key", "statement",
               "password", "salt", "connection", "comment", "aside", "of-table", "made")]  # fmt: skip
     assert seen(iter(rows), *masked, "1991, 7, 3", "2024-02-31") == []
 
@@ -142,4 +142,4 @@ def test_a_row_that_a_target_does_not_take_is_named_by_its_key_alone(server: Sql
             assert error.__cause__ is None
             table.write([bad], quarantine=True)
             assert table.unfit
-            assert all(CANARY not in one.reason for one in table.unfit)
+            assert all(CANARY not in row.reason for row in table.unfit)

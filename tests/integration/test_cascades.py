@@ -47,7 +47,7 @@ def partial(line: Lab) -> set[str]:
     """The tables that are not whole, without their database; the same in stage and meta."""
     line.coverage  # noqa: B018 - compares both
     found = coverage_of(line.store, "shop", line.chain)
-    return {table.partition(".")[2] for table, one in found.items() if not one.whole and not one.gone}
+    return {table.partition(".")[2] for table, coverage in found.items() if not coverage.whole and not coverage.gone}
 
 
 def due(line: Lab) -> set[str]:
@@ -124,7 +124,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize(
-    "image", ["FULL", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("MINIMAL", "NOBLOB"))]
+    "image", ["FULL", *(pytest.param(image, marks=pytest.mark.matrix) for image in ("MINIMAL", "NOBLOB"))]
 )
 def test_only_updates_of_a_referenced_column_count(make_line: Callable[..., Lab], image: str) -> None:
     line = make_line(tables=RESYNC)
@@ -149,7 +149,7 @@ def test_only_updates_of_a_referenced_column_count(make_line: Callable[..., Lab]
     assert partial(line) == set()
 
 
-@pytest.mark.parametrize("captured", ["c", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("p|c", "m|c"))])
+@pytest.mark.parametrize("captured", ["c", *(pytest.param(case, marks=pytest.mark.matrix) for case in ("p|c", "m|c"))])
 @pytest.mark.parametrize(
     ("keys", "statement"),
     [
@@ -190,8 +190,8 @@ def test_a_prepared_transaction_counts_when_it_is_committed(make_line: Callable[
     with line.origin.session() as run:
         run(f"XA COMMIT {xid}")
     line.drain()  # by another stream, which has not seen what was prepared
-    (one,) = coverage_of(line.store, "shop", line.chain).values()
-    assert one.cascaded_seq >= ended
+    (coverage,) = coverage_of(line.store, "shop", line.chain).values()
+    assert coverage.cascaded_seq >= ended
     heal(line)
     is_equal(line, "m")
 
@@ -432,7 +432,7 @@ def test_a_table_between_that_the_account_does_not_see_is_refused(origin: Origin
         with raises(Refused, "source.unlogged_cascades", match=f"{origin.name}[.]m, which the account does not see"):
             passes(reader, "resync")
         assert "unknown" in passes(reader, "record")[-1]
-    with reader_of(origin, *(f"{origin.name}.{one}" for one in "pmc")) as reader:
+    with reader_of(origin, *(f"{origin.name}.{letter}" for letter in "pmc")) as reader:
         (line,) = passes(reader, "resync")
         assert "ON DELETE CASCADE" in line
 
@@ -476,7 +476,7 @@ def statements(chance: random.Random, names: Sequence[str]) -> Iterator[str]:
         ))  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(one, marks=pytest.mark.matrix) for one in range(2, 40))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(2, 40))])
 def test_whatever_keys_do_a_table_that_counts_as_whole_is_equal(make_line: Callable[..., Lab], seed: int) -> None:
     """Keys at random between four tables, some of them captured, and writes at random."""
     chance = random.Random(seed)

@@ -46,7 +46,7 @@ def whole_once(line: Lab, table: str = "t") -> None:
     line.drain()
     stage(line)
     is_equal(line, table)
-    chunks = [chunk for one in line.chain for chunk in one.chunks]
+    chunks = [chunk for manifest in line.chain for chunk in manifest.chunks]
     assert len({chunk.number for chunk in chunks}) == len(chunks)
     assert manifests.verify(line.store, "shop", deep=True) == []
 
@@ -126,7 +126,7 @@ def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monke
             with pytest.raises(RetryLater):
                 read(line)
         origin.execute("UPDATE t SET v = -v WHERE id % 2", "DELETE FROM t WHERE id > 190")
-        kept = {one.chunk.number for one in line.meta.copies.chunks("shop")}
+        kept = {copied.chunk.number for copied in line.meta.copies.chunks("shop")}
         assert set(read_before[:2]) <= kept
         read(line)
         whole_once(line)
@@ -154,7 +154,7 @@ def test_a_disk_that_is_full_inside_a_copy_costs_the_chunk_and_no_more(
     read(line)
     whole_once(line)
     listed = {info.path for info in line.store.list(SNAPSHOT)}
-    assert listed == {part.path for one in line.chain if one.copied for part in one.parts}
+    assert listed == {part.path for manifest in line.chain if manifest.copied for part in manifest.parts}
 
 
 @FIRST_MARIADB

@@ -15,7 +15,7 @@ from cdc_core.source.schemas.captured_definitions import table_schema
 from tests.lab.lab import Lab
 
 ROWS = 20_000
-_DIGITS = "(" + " UNION ALL ".join(f"SELECT {one} d" for one in range(10)) + ")"
+_DIGITS = "(" + " UNION ALL ".join(f"SELECT {digit} d" for digit in range(10)) + ")"
 _NUMBERS = (
     f"(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {_DIGITS} a, {_DIGITS} b, {_DIGITS} c, "
     f"{_DIGITS} e, (SELECT 0 d UNION ALL SELECT 1) f) numbers"
@@ -36,8 +36,8 @@ def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_
     told: list[tuple[int, int | None]] = []
 
     def progressed(copy: TableCopy) -> None:
-        (found,) = (one for source in line.meta.status.find().sources for one in source.copies)
-        told.append((found.rows, found.rows_estimated))
+        (status,) = (table_copy for source in line.meta.status.find().sources for table_copy in source.copies)
+        told.append((status.rows, status.rows_estimated))
         raise ValueError("nobody listens")
 
     with copier_lease(line.opened, "shop") as lease:

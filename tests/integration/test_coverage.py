@@ -129,7 +129,9 @@ def test_no_copy_is_due_of_a_table_that_a_session_without_log_dropped_until_it_i
     origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     tables = ("changed", "old")
-    origin.execute(*(ROWS.format(table) for table in tables), *(f"INSERT INTO {one} VALUES (1, 1)" for one in tables))
+    origin.execute(
+        *(ROWS.format(table) for table in tables), *(f"INSERT INTO {table} VALUES (1, 1)" for table in tables)
+    )
     line = make_line(tables="on_unlogged_change: resync")
     line.drain()
     origin.execute("ALTER TABLE changed ADD w INT NOT NULL DEFAULT 5")
@@ -137,13 +139,13 @@ def test_no_copy_is_due_of_a_table_that_a_session_without_log_dropped_until_it_i
     def due() -> list[str]:
         origin.execute("CREATE TABLE another (id INT)", "DROP TABLE another")  # a batch, which says what is known
         line.drain()
-        return [one.name.rpartition(".")[2] for one in pending(line.meta, "shop")]
+        return [table.name.rpartition(".")[2] for table in pending(line.meta, "shop")]
 
     assert due() == ["changed", "old"]
     origin.execute("SET sql_log_bin = 0", "DROP TABLE changed", "DROP TABLE old")
     assert due() == []
-    known = coverage_of(line.store, "shop", line.chain)
-    assert all(known[f"{origin.name}.{table}"].gone for table in tables)
+    coverage = coverage_of(line.store, "shop", line.chain)
+    assert all(coverage[f"{origin.name}.{table}"].gone for table in tables)
     assert "without row events" in line.refuses("changed")
     origin.execute("SET sql_log_bin = 0", ROWS.format("changed"), "INSERT INTO changed VALUES (1, 1)")
     assert due() == ["changed"]

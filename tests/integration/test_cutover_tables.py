@@ -111,7 +111,7 @@ def test_tables_are_locked_only_after_transactions_that_have_written_to_them(
 
 
 def closed_gates(places: Places) -> set[str]:
-    return {one.table for one in gates_of(places) if one.closed}
+    return {gate.table for gate in gates_of(places) if gate.closed}
 
 
 def closed(places: Places, token: str = "t1") -> None:
@@ -141,7 +141,7 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
             after = [pool.submit(write, number) for number in range(12, 24)]
             time.sleep(0.3)
             locks.release()
-        assert {one.result(10) for one in [*before, *after]} == {MOVED}
+        assert {future.result(10) for future in [*before, *after]} == {MOVED}
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):  # its snapshot shows an open gate
             cursor.execute(f"INSERT INTO {database}.b VALUES (500, 1)")
     assert closed_gates(places) == {f"{database}.{table}" for table in TABLES}
@@ -356,15 +356,15 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
     pair = pair_in(database, "old", ["new_0", "new_1"])
     with server.connect(autocommit=False) as session, session.cursor() as cursor:
         cursor.execute(f"INSERT INTO {database}.a VALUES (1, 1)")
-        wait_until(lambda: any("has had a transaction open" in one.what for one in look([pair], None)))
-        found = {one.what.partition(": ")[2] for one in look([pair], None) if one.subject == "table t"}
+        wait_until(lambda: any("has had a transaction open" in finding.what for finding in look([pair], None)))
+        found = {finding.what.partition(": ")[2] for finding in look([pair], None) if finding.subject == "table t"}
         session.rollback()
     assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
     assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
     assert {"twice is not generated", "it has no unique key like begins"} <= found
-    assert not [one for one in found if "moments" in one or "PRIMARY" in one]
+    assert not [text for text in found if "moments" in text or "PRIMARY" in text]
     assert failed(look([pair], None)) is None
-    (beside,) = [one.what for one in look([pair], None) if one.subject == "the old databases"]
+    (beside,) = [finding.what for finding in look([pair], None) if finding.subject == "the old databases"]
     for name in ("view {}.shown", "procedure {}.cleaned", *(["sequence {}.numbers"] if sequence else [])):
         assert name.format(database) in beside
 
@@ -384,8 +384,8 @@ def test_how_long_transactions_have_been_open_is_known_whatever_the_servers_time
     place = ("env:MOVED", "zones", "a")
 
     def ages_s() -> list[int]:
-        found = look([TablePair("t", (place,), (place,))], None)
-        return [int(age) for one in found for age in re.findall("open for ([0-9]+) s", one.what)]
+        findings = look([TablePair("t", (place,), (place,))], None)
+        return [int(age) for finding in findings for age in re.findall("open for ([0-9]+) s", finding.what)]
 
     with {"mariadb": MariaDb, "mysql9": MySql}[kind].start(env={"TZ": "EST5"}) as server:
         monkeypatch.setenv("MOVED", server.url)
@@ -403,7 +403,7 @@ def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(
     pair, user = pair_in(database), f"u{uuid.uuid4().hex[:10]}"
 
     def said() -> list[str]:
-        return [one.what for one in look([pair], None) if "transaction" in one.what]
+        return [finding.what for finding in look([pair], None) if "transaction" in finding.what]
 
     assert said() == []
     named = "'left', X'FF'"  # which is no UTF-8
@@ -414,16 +414,18 @@ def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(
             cursor.execute(f"SELECT * FROM {database}.b")
             cursor.execute("SELECT CONNECTION_ID()")
             number = cursor.fetchone()[0]
-            wait_until(lambda: any(one.startswith(f"connection {number} has had a transaction open") for one in said()))
-            assert any("which has changed nothing" in one for one in said())
+            wait_until(
+                lambda: any(text.startswith(f"connection {number} has had a transaction open") for text in said())
+            )
+            assert any("which has changed nothing" in text for text in said())
             assert "the XA transaction 'left\ufffd' is prepared" in said()
 
             # An account that may not see them says so.
             monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{server.url.rpartition('@')[2]}")
             blind = said()
-            assert sum("may not see the transactions of others (PROCESS)" in one for one in blind) == 1
+            assert sum("may not see the transactions of others (PROCESS)" in text for text in blind) == 1
             mariadb = server.mariadb  # needs no privilege for XA RECOVER
-            assert any("(XA_RECOVER_ADMIN)" in one for one in blind) != mariadb
+            assert any("(XA_RECOVER_ADMIN)" in text for text in blind) != mariadb
             assert ("the XA transaction 'left\ufffd' is prepared" in blind) == mariadb
             reader.rollback()
     finally:
@@ -437,15 +439,15 @@ def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, m
         host = server.url.rpartition("@")[2]
         monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{host}")
         pair = pair_in(database)
-        found = look([pair], None)
-        assert {one.error.code for one in found if one.error} == {"connection.grant"}
-        assert any("may not know whether the server is a replica" in one.what for one in found)
-        assert any("may not see the scheduled events" in one.what for one in found)
+        findings = look([pair], None)
+        assert {finding.error.code for finding in findings if finding.error} == {"connection.grant"}
+        assert any("may not know whether the server is a replica" in finding.what for finding in findings)
+        assert any("may not see the scheduled events" in finding.what for finding in findings)
         server.run(f"GRANT TRIGGER ON other.* TO {user}@'%'", f"GRANT LOCK TABLES ON {database}.* TO {user}@'%'")
-        assert {one.error.code for one in look([pair], None) if one.error} == {"connection.grant"}
+        assert {finding.error.code for finding in look([pair], None) if finding.error} == {"connection.grant"}
         server.run(f"GRANT TRIGGER ON {database}.* TO {user}@'%'")
         trusts = server.run("SELECT @@GLOBAL.log_bin_trust_function_creators")[0][0]
-        assert {one.error.code for one in look([pair], None) if one.error} == (
+        assert {finding.error.code for finding in look([pair], None) if finding.error} == (
             set() if trusts else {"connection.grant"}
         )
     finally:
@@ -458,11 +460,11 @@ def test_a_foreign_key_between_tables_that_are_not_switched_together_is_found(se
         server.run(f"CREATE TABLE {database}.child (id INT PRIMARY KEY, a INT, "
                 f"CONSTRAINT tie FOREIGN KEY (a) REFERENCES {database}.a (id) {rule})")  # fmt: skip
         for alone, left in ((child, "a"), (parent, "child")):
-            found = [one for one in look([alone], None) if "foreign key tie" in one.what]
-            assert [one.status for one in found] == ["fail" if rule else "warn"]
-            assert f"{database}.{left} is not switched" in found[0].what
-            assert [one.error.code for one in found if one.error] == ["cutover.tied"] * bool(rule)
-        assert not [one for one in look([child, parent], None) if "foreign key tie" in one.what]
+            findings = [finding for finding in look([alone], None) if "foreign key tie" in finding.what]
+            assert [finding.status for finding in findings] == ["fail" if rule else "warn"]
+            assert f"{database}.{left} is not switched" in findings[0].what
+            assert [finding.error.code for finding in findings if finding.error] == ["cutover.tied"] * bool(rule)
+        assert not [finding for finding in look([child, parent], None) if "foreign key tie" in finding.what]
         server.run(f"DROP TABLE {database}.child")
 
 
@@ -471,7 +473,7 @@ def test_scheduled_events_are_named(server: Any, database: str) -> None:
         f"CREATE EVENT {database}.purge ON SCHEDULE EVERY 1 DAY DO DELETE FROM {database}.a",
         f"CREATE EVENT {database}.off ON SCHEDULE EVERY 1 DAY DISABLE DO DELETE FROM {database}.a",
     )
-    found = [one.what for one in look([pair_in(database)], None) if "event" in one.what]
+    found = [finding.what for finding in look([pair_in(database)], None) if "event" in finding.what]
     assert found == [f"the server runs 1 scheduled event: {database}.purge"]
 
 
@@ -484,7 +486,7 @@ def test_triggers_that_fire_for_what_lockstep_writes_are_named(server: Any, data
         f"CREATE TRIGGER {database}.made BEFORE UPDATE ON {database}.b FOR EACH ROW SET NEW.n = 1",
     )
     closed(places_in(database, ["a"]))
-    found = [one.what for one in look([pair_in(database)], WAY_BACK) if "fire for" in one.what]
+    found = [finding.what for finding in look([pair_in(database)], WAY_BACK) if "fire for" in finding.what]
     open_gates(places_in(database))
     assert found == [
         f"triggers of the old tables fire for what Lockstep writes there, too: {database}.counted",
@@ -526,10 +528,10 @@ def test_a_replica_is_refused(server: Any, database: str) -> None:
     )
     server.run(follow)
     try:
-        assert "cutover.replica" in {one.error.code for one in look([pair], None) if one.error}
+        assert "cutover.replica" in {finding.error.code for finding in look([pair], None) if finding.error}
     finally:
         server.run(leave)
-    assert not [one for one in look([pair], None) if one.error]
+    assert not [finding for finding in look([pair], None) if finding.error]
 
 
 def test_a_server_beside_which_others_take_writes_is_named(
@@ -538,8 +540,12 @@ def test_a_server_beside_which_others_take_writes_is_named(
     """No lock stops writes at another server of a cluster."""
 
     def warned() -> list[str]:
-        found = look([pair_in(database)], None)
-        return [one.what for one in found if one.status == "warn" and "writes at its other servers" in one.what]
+        findings = look([pair_in(database)], None)
+        return [
+            finding.what
+            for finding in findings
+            if finding.status == "warn" and "writes at its other servers" in finding.what
+        ]
 
     assert warned() == []
     if not server.mariadb:

@@ -74,8 +74,8 @@ class Shards:
                 f"SELECT CONCAT(TABLE_SCHEMA, '.', TABLE_NAME), {column} FROM information_schema.{view} "
                 f"WHERE TABLE_SCHEMA LIKE '{self.name}\\_%' AND TABLE_NAME LIKE 'orders%' ORDER BY 1, 2"
             )
-            for name, one in rows:
-                found.setdefault(name, []).append(one)
+            for name, kind in rows:
+                found.setdefault(name, []).append(kind)
         return found
 
     @property
@@ -84,7 +84,7 @@ class Shards:
         found = self.columns()
         assert sorted(found) == self.names
         first, *others = found.values()
-        assert all(one == first for one in others)
+        assert all(other == first for other in others)
         return first
 
 
@@ -104,7 +104,7 @@ def shards(any_server: Any, tmp_path: Path) -> Iterator[Shards]:
         yield Shards(
             any_server, name, RolloutWork(opened(pipeline, meta, {"SERVER": any_server.url}), pipeline.targets[0])
         )
-    any_server.run(*(f"DROP DATABASE {name}{one}" for one in ("", "_0", "_1", "_2", "_3")))
+    any_server.run(*(f"DROP DATABASE {name}{suffix}" for suffix in ("", "_0", "_1", "_2", "_3")))
 
 
 @contextmanager

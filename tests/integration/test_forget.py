@@ -138,7 +138,8 @@ def replayed(run: Verified) -> None:
     """A replay into an empty target ends without the rows."""
     rows: list[Any] = run.rows("people", columns="email, part, note")
     run.target(
-        "TRUNCATE TABLE people", *(f"DROP TABLE `{one}`" for (one,) in run.target("SHOW TABLES LIKE '\\_lockstep\\_%'"))
+        "TRUNCATE TABLE people",
+        *(f"DROP TABLE `{table}`" for (table,) in run.target("SHOW TABLES LIKE '\\_lockstep\\_%'")),
     )
     run.ok("run", "--replay", "--target", "copy")
     assert run.rows("people", columns="email, part, note") == rows

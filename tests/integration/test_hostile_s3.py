@@ -102,7 +102,7 @@ def run_read(bucket: Bucket, store: ObjectStore) -> Any:
 
 
 def run_list(bucket: Bucket, store: ObjectStore) -> Any:
-    return [one.path for one in store.list("many/")]
+    return [info.path for info in store.list("many/")]
 
 
 def run_large(bucket: Bucket, store: ObjectStore) -> Any:
@@ -225,8 +225,8 @@ def after(bucket: Bucket, name: str, outcome: Outcome) -> str:
             numbers += [BATCHES, BATCHES + 1]
     if name == "sweep":
         sweep(store, SOURCE, live_epoch=9, older_than_s=-60)
-        left = [one.path for one in store.list("changes/")]
-        if sorted(left) != sorted(part.path for one in chain(store, SOURCE) for part in one.parts):
+        left = [info.path for info in store.list("changes/")]
+        if sorted(left) != sorted(part.path for manifest in chain(store, SOURCE) for part in manifest.parts):
             return f"left {left}"
     problems = verify(store, SOURCE, deep=True, recorded=place(len(numbers)))
     found = rows(store)
@@ -315,11 +315,11 @@ def test_a_large_file_is_published_though_the_answer_that_it_is_complete_was_los
 def test_an_upload_that_is_gone_or_fails_for_good_is_worth_a_retry_and_shows_nothing(
     made: Bucket, step: int, harm: str
 ) -> None:
-    shown = [one.path for one in made.open().list("m/")]
+    shown = [info.path for info in made.open().list("m/")]
     error = attempt(made, "large", step % honest(made, "large")[1], harm, on=True).watched.error
     assert isinstance(error, RetryLater)
     assert error.code == "stage.unreachable"
-    assert [one.path for one in made.open().list("m/")] == shown
+    assert [info.path for info in made.open().list("m/")] == shown
 
 
 @pytest.mark.parametrize(("harm", "code"), [("wants checksums", "stage.denied"), ("denied", "stage.denied")])

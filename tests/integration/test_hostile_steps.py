@@ -81,8 +81,8 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def run_check(place: Place, start: str) -> list[LockstepError]:
-    found = check(place.pipeline(start)).findings
-    return [one.error for one in found if one.error is not None]
+    findings = check(place.pipeline(start)).findings
+    return [finding.error for finding in findings if finding.error is not None]
 
 
 def run_init(place: Place, start: str) -> list[LockstepError]:
@@ -231,7 +231,7 @@ def begin(place: Place) -> str:
     return f"{{position: {{file: {file}, offset: {size}}}}}"
 
 
-PLACES_OF_EACH_RUN = {("mysql9", "write"), *(("mariadb", one) for one in COMMANDS if one != "write")}
+PLACES_OF_EACH_RUN = {("mysql9", "write"), *(("mariadb", command) for command in COMMANDS if command != "write")}
 """The client is the same for both servers: on MySQL the command that reads and writes."""
 PLACES = [
     pytest.param(flavor, name, marks=[pytest.mark.matrix] * ((flavor, name) not in PLACES_OF_EACH_RUN))
@@ -273,7 +273,7 @@ def test_every_step_may_do_every_harm(place: Place, name: str, harm: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "harm", ["silence", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("drip", "endless rows"))]
+    "harm", ["silence", *(pytest.param(case, marks=pytest.mark.matrix) for case in ("drip", "endless rows"))]
 )
 @pytest.mark.parametrize(("place", "name"), PLACES, indirect=["place"])
 def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def run_look(place: Place, start: str) -> list[LockstepError]:
     "harm",
     [
         "fewer columns",
-        *(pytest.param(one, marks=pytest.mark.matrix) for one in ("no rows", "nulls", "more columns", "ok")),
+        *(pytest.param(case, marks=pytest.mark.matrix) for case in ("no rows", "nulls", "more columns", "ok")),
     ],
 )
 @pytest.mark.parametrize("place", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)], indirect=True)

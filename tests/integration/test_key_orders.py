@@ -12,7 +12,7 @@ from tests.unit.operations.copy.copy_keys import GENERAL, TEXTS, UNICODE_9, Coll
 @pytest.mark.parametrize(
     ("name", "collation"),
     [("mariadb", GENERAL), ("mysql9", GENERAL), ("mysql9", UNICODE_9)],
-    ids=lambda one: one.name if isinstance(one, Collation) else one,
+    ids=lambda value: value.name if isinstance(value, Collation) else value,
 )
 def test_the_model_of_copies_orders_texts_as_the_servers_do(
     name: str, collation: Collation, request: pytest.FixtureRequest
@@ -34,7 +34,7 @@ def test_the_model_of_copies_orders_texts_as_the_servers_do(
         assert equal == (order == 0)
 
 
-@pytest.mark.parametrize("collation", TEXTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("collation", TEXTS, ids=lambda collation: collation.name)
 def test_spellings_of_one_key_are_equal_and_those_of_different_keys_are_not(collation: Collation) -> None:
     numbered = [(number, text) for number, spellings in enumerate(TEXTS[collation]) for text in spellings]
     for number, text in numbered:

@@ -332,16 +332,19 @@ def test_each_end_of_a_block_is_a_place_to_resume_from(log: Log) -> None:
         end = origin.end().position
         with origin.stream(start, block_bytes=1) as stream:
             blocks = read_to(stream, end)
-        known = start.fingerprint
+        fingerprint = start.fingerprint
         assert len(blocks) > 20
         for block in blocks:
             if block.entries.kind[-1] == EntryKind.PART:
                 continue
-            known = block.fingerprint(known)
-            assert known is not None
-            with closing(LogReader(origin.address(), block.end, source="test", known=known)) as reader:
+            fingerprint = block.fingerprint(fingerprint)
+            assert fingerprint is not None
+            with closing(LogReader(origin.address(), block.end, source="test", known=fingerprint)) as reader:
                 assert reader.framer.proven
-            for other in (replace(known, crc=known.crc ^ 1), replace(known, format_crc=known.format_crc ^ 1)):
+            for other in (
+                replace(fingerprint, crc=fingerprint.crc ^ 1),
+                replace(fingerprint, format_crc=fingerprint.format_crc ^ 1),
+            ):
                 if other.traced:
                     with pytest.raises(DataAtRisk, match="not the one that was read before"):
                         LogReader(origin.address(), block.end, source="test", known=other)

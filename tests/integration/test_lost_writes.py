@@ -96,7 +96,7 @@ class Written:
         if lost and not plan.replay:
             raise lost_writes.refusal(self.pipeline, "copy", lost)
         still_lost = lost_writes.still_lost(lost, plan)
-        entries = [LedgerEntry(plan.run_id, "copy", one.table, 1, 0, 1, 0, 1, 0, 0) for one in written]
+        entries = [LedgerEntry(plan.run_id, "copy", counts.table, 1, 0, 1, 0, 1, 0, 0) for counts in written]
         self.meta.runs.commit(plan.run_id, "copy", (), entries, written, spans=plan.spans("copy"), lost=still_lost)
 
     def run(self, *tables: str) -> RunPlan:
@@ -209,7 +209,7 @@ def test_a_database_without_any_ledger_row_needs_all_that_was_staged_or_an_opera
     error = refusal(lambda: lost_writes.require_kept(opened_line(line), "copy"))
     assert "--replay --target copy` (" in error.remedy
     assert "lockstep meta accept shop --target copy" in error.remedy
-    assert {one.table for one in lost_writes.accept(opened_line(line), "copy")} == {"a", "b"}
+    assert {writes.table for writes in lost_writes.accept(opened_line(line), "copy")} == {"a", "b"}
     assert line.find() == ()
     assert lost_writes.accept(opened_line(line), "copy") == ()
 
@@ -261,7 +261,7 @@ def test_a_replay_renews_nothing_that_was_written_after_it_has_looked(
 def test_a_table_that_the_target_no_longer_takes_is_not_asked_for(line: Written) -> None:
     line.run("a", "b")
     line.fail_over(1)
-    assert [one.table for one in line.find()] == ["b"]
+    assert [writes.table for writes in line.find()] == ["b"]
     rules = {"a": line.pipeline.target("copy").tables["a"]}
     fewer = line.pipeline.target("copy").model_copy(update={"tables": rules})
     assert lost_writes.find(opened_line(line), fewer) == ()
@@ -284,7 +284,9 @@ def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it
     assert line.find() == ()
     line.commit(under_way, counts)
     line.pipeline = Pipeline.model_validate(document)
-    assert [(one.shard, one.everything, one.named) for one in line.find()] == [(f"{line.name}.ta", True, False)]
+    assert [(writes.shard, writes.everything, writes.named) for writes in line.find()] == [
+        (f"{line.name}.ta", True, False)
+    ]
     target = line.pipeline.target("copy")
     lost_writes.accept_moved(line.meta, target, ["b"])
     assert len(line.find()) == 1
@@ -301,7 +303,7 @@ def test_a_write_of_a_second_pass_counts_too(line: Written) -> None:
     assert line.query("SELECT written, number FROM _lockstep_ledger") == [(1, second.number)]
     line.commit(plan, [second])
     line.query("UPDATE _lockstep_ledger SET number = %s", first.number)
-    assert [one.runs for one in line.find()] == [(plan.run_id,)]
+    assert [writes.runs for writes in line.find()] == [(plan.run_id,)]
 
 
 def test_a_server_that_has_all_parts_but_the_last_has_lost_the_write(line: Written) -> None:
@@ -314,7 +316,7 @@ def test_a_server_that_has_all_parts_but_the_last_has_lost_the_write(line: Writt
     (lost,) = line.find()
     assert (lost.runs, lost.rows, lost.everything) == ((plan.run_id,), 3, False)
     line.write_in_parts(plan, "a", 2, killed=True)  # as many transactions as there were
-    assert [one.runs for one in line.find()] == [(plan.run_id,)]
+    assert [writes.runs for writes in line.find()] == [(plan.run_id,)]
     line.write_in_parts(plan, "a", 3)
     assert line.find() == ()
     assert first.run_id in {row[0] for row in line.query("SELECT run_id FROM _lockstep_ledger")}
@@ -344,7 +346,7 @@ def test_whatever_fails_between_whatever_writes_no_counted_transaction_is_missed
         open_: list[tuple[RunPlan, str, WriteCounts, frozenset[tuple[str, str]]]] = []
         counted: set[tuple[str, str]] = set()  # (run, table) that ledgers count and no replay has repeated
         for step, what in steps:
-            gone = {one for one in counted if one not in line.history}
+            gone = {pair for pair in counted if pair not in line.history}
             if step == "write":
                 plan = line.plan(what)
                 open_.append((plan, what, line.write(plan, what), frozenset()))
@@ -356,7 +358,7 @@ def test_whatever_fails_between_whatever_writes_no_counted_transaction_is_missed
             elif step == "replay":
                 every = tuple(range(1, line.runs + 1))
                 plan = line.restoring(line.plan(what, replay=True, batches=every))
-                seen = frozenset(one for one in gone if one[1] == what)
+                seen = frozenset(pair for pair in gone if pair[1] == what)
                 open_.append((plan, what, line.write(plan, what), seen))
             elif step == "commit" and open_:
                 plan, table, counts, seen = open_.pop(what % len(open_))
@@ -368,9 +370,9 @@ def test_whatever_fails_between_whatever_writes_no_counted_transaction_is_missed
                     assert (plan.run_id, table) in line.history
                     assert plan.replay or not gone
                     counted.add((plan.run_id, table))
-                    if {one for one in gone if one[1] == table} <= seen:
+                    if {pair for pair in gone if pair[1] == table} <= seen:
                         counted -= seen
             elif step == "fail":
                 line.fail_over(min(what, len(line.history)))
             missing = {table for run_id, table in counted if (run_id, table) not in line.history}
-            assert {one.table for one in line.find()} == missing, steps
+            assert {writes.table for writes in line.find()} == missing, steps

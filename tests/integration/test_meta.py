@@ -93,9 +93,9 @@ def exported(url: str) -> URL:
 
 @pytest.fixture
 def meta(database_url: str) -> Iterator[Meta]:
-    with opened(database_url) as one:
+    with opened(database_url) as opened_meta:
         empty(database_url)
-        yield one
+        yield opened_meta
 
 
 def empty(url: str) -> None:
@@ -180,7 +180,7 @@ def test_many_definitions_of_a_batch_are_recorded_once_each_and_again_only_when_
     later = [schema(f"t{n}", columns=("id", "v", "w") if n % 400 == 0 else ("id", "v")) for n in range(1200)]
     for number, schemas in enumerate((first, first, later, first)):
         meta.batches.commit(lease, manifest(number, tables=tables, schemas=schemas))
-    every = {one.id: one for one in (*first, *later)}
+    every = {definition.id: definition for definition in (*first, *later)}
     assert meta.schemas.find(sorted(every)) == every
     query = text("SELECT source_table, count(*) FROM schema_version GROUP BY 1")
     rows = meta._database.read(lambda connection: [tuple(row) for row in connection.execute(query)])
@@ -235,8 +235,8 @@ def test_a_process_that_is_paused_in_a_transaction_keeps_an_expired_lease_from_n
     with opened(url) as two, ThreadPoolExecutor(1) as pool:
         lease = lease_of(two, ttl_s=0)
         monkeypatch.setattr(database, "IDLE_S", 3)
-        one = opened(url)
-        writing = pool.submit(one._database.write, paused)
+        opened_meta = opened(url)
+        writing = pool.submit(opened_meta._database.write, paused)
         try:
             assert begun.wait(60)
             assert lease_of(two, holder="two").epoch == lease.epoch + 1
@@ -244,7 +244,7 @@ def test_a_process_that_is_paused_in_a_transaction_keeps_an_expired_lease_from_n
             resumed.set()
         with raises(RetryLater, "connection.unreachable"):
             writing.result(60)
-        one.close()
+        opened_meta.close()
         assert refusal(lambda: two.batches.commit(lease, manifest(0))).code == "lease.lost"
 
 
@@ -280,19 +280,23 @@ def test_of_processes_racing_for_a_lease_one_gets_it(meta: Meta, database_url: s
 
 
 def test_a_batch_is_recorded_with_its_files_its_definitions_and_its_end(meta: Meta) -> None:
-    one = manifest(0, tables={"shop.orders": 3, "shop.items": 4}, notes=("needs re-sync of table X",))
-    meta.batches.commit(lease_of(meta), one)
+    committed = manifest(0, tables={"shop.orders": 3, "shop.items": 4}, notes=("needs re-sync of table X",))
+    meta.batches.commit(lease_of(meta), committed)
     (batch,) = meta.batches.find("shop")
-    assert (batch.batch_id, batch.begin, batch.end) == (one.batch_id, one.begin.position, one.end.position)
-    assert (batch.rows, batch.events, batch.size_bytes, batch.notes) == (7, 21, 700, one.notes)
-    assert batch.manifest == one.path
+    assert (batch.batch_id, batch.begin, batch.end) == (
+        committed.batch_id,
+        committed.begin.position,
+        committed.end.position,
+    )
+    assert (batch.rows, batch.events, batch.size_bytes, batch.notes) == (7, 21, 700, committed.notes)
+    assert batch.manifest == committed.path
     files = meta.batches.files([batch.batch_id])[batch.batch_id]
     assert [(file.table, file.path, file.rows, file.sha256) for file in files] == [
-        (part.table, part.path, part.rows, part.sha256) for part in one.parts
+        (part.table, part.path, part.rows, part.sha256) for part in committed.parts
     ]
-    assert meta.positions.checkpoint("shop") == one.end
+    assert meta.positions.checkpoint("shop") == committed.end
     view = meta.plans.find("run", ["shop"], ["t"], None)
-    assert dict(view.schemas) == dict(one.schemas)
+    assert dict(view.schemas) == dict(committed.schemas)
 
 
 def test_the_same_batch_committed_again_changes_nothing(meta: Meta, database_url: str) -> None:
@@ -368,8 +372,8 @@ def test_batches_are_found_by_position(meta: Meta) -> None:
 def test_a_definition_is_kept_from_where_it_comes_into_force(meta: Meta, database_url: str) -> None:
     lease = lease_of(meta)
     old, new = schema(), schema(columns=("id", "v", "w"))
-    for number, one in enumerate([old, old, new, old]):
-        meta.batches.commit(lease, manifest(number, schemas=[one]))
+    for number, definition in enumerate([old, old, new, old]):
+        meta.batches.commit(lease, manifest(number, schemas=[definition]))
     rows = dump(database_url)["schema_version"]
     assert [(row[3], row[4]) for row in sorted(rows, key=lambda row: row[3])] == [
         (position(0).seq, old.id),
@@ -382,7 +386,7 @@ def test_meta_is_rebuilt_from_the_chain_under_an_epoch_above_it(meta: Meta, data
     chain = [manifest(number, epoch=5) for number in range(3)]
     lease, added = meta.rebuild(lease_of(meta), chain)
     assert (lease.epoch, added) == (6, 3)
-    assert [batch.batch_id for batch in meta.batches.find("shop")] == [one.batch_id for one in chain]
+    assert [batch.batch_id for batch in meta.batches.find("shop")] == [batch.batch_id for batch in chain]
     assert meta.positions.checkpoint("shop") == chain[-1].end
     with unchanged(database_url):
         assert meta.rebuild(lease, chain) == (lease, 0)
@@ -429,7 +433,7 @@ def test_a_process_killed_in_the_middle_of_a_commit_leaves_nothing(meta: Meta, d
 # Runs and consume records
 
 BATCHES = [manifest(number) for number in range(3)]
-IDS = [one.batch_id for one in BATCHES]
+IDS = [batch.batch_id for batch in BATCHES]
 
 
 def claims(numbers: list[int], target: str = "t") -> list[Claim]:
@@ -740,7 +744,7 @@ def test_pipelines_with_equal_names_for_everything_else_leave_each_other_alone(m
     shared = {table.name for table in meta_schema.metadata.sorted_tables if scope.SHARED in table.info}
     assert shared == {"lease", "cutover"}
     keyed = [table for table in meta_schema.metadata.sorted_tables if table.name not in shared]
-    assert {next(iter(one.primary_key)).name for one in keyed} == {"pipeline"}
+    assert {next(iter(table.primary_key)).name for table in keyed} == {"pipeline"}
     mine = lived(meta, "line")
     before = seen(mine)
     assert all(before[:3])
@@ -826,7 +830,7 @@ def test_the_upgrade_run_again_changes_nothing(meta: Meta, database_url: str) ->
 def test_names_that_differ_in_case_only_are_two_tables(meta: Meta) -> None:
     """MySQL's default collation would take them for one."""
     meta.batches.commit(lease_of(meta), manifest(0, tables={"shop.Orders": 1, "shop.orders": 2}))
-    both = [replace(one, table=name) for name in ("shop.Orders", "shop.orders") for one in claims([0])]
+    both = [replace(claimed, table=name) for name in ("shop.Orders", "shop.orders") for claimed in claims([0])]
     meta.runs.claim(PlannedRun("a", "line", None, "", ""), both)
     assert [record.table for record in meta.records.find("t", IDS)] == ["shop.Orders", "shop.orders"]
 
@@ -854,8 +858,8 @@ def test_no_error_of_a_server_shows_the_password(server_url: str) -> None:
     wrong_port = url.set(password=secret, port=1)
     no_database = url.set(database="not_there")
     found = {}
-    for one in (wrong_login, wrong_port, no_database):
-        error = refusal(lambda one=one: opened(one.render_as_string(hide_password=False)))
+    for url in (wrong_login, wrong_port, no_database):
+        error = refusal(lambda url=url: opened(url.render_as_string(hide_password=False)))
         found[error.code] = severity(type(error))
         for shown in (str(error), repr(error), error.where, "".join(traceback.format_exception(error))):
             assert secret not in shown

@@ -15,7 +15,7 @@ TABLE = "CREATE TABLE {} (id INT PRIMARY KEY)"
 def waiting(line: Lab) -> set[str]:
     """Tables that a copy is due for."""
     found = pending(line.meta, "shop", on_new=line.pipeline.tables.on_new)
-    return {one.name.partition(".")[2] for one in found}
+    return {table.name.partition(".")[2] for table in found}
 
 
 def widened(origin: Origin, make_line: Callable[..., Lab]) -> Lab:

@@ -45,6 +45,6 @@ def test_the_meta_database_and_its_logs_are_private(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     with Meta.open(f"sqlite:///{path}", "shop") as meta:
         meta.leases.acquire("shop", "me", 10)
-        modes = {one.name: mode(one) for one in tmp_path.iterdir()}
+        modes = {file.name: mode(file) for file in tmp_path.iterdir()}
     assert modes["meta.db"] == 0o600
     assert set(modes.values()) == {0o600}

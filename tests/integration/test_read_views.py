@@ -103,7 +103,7 @@ def busy(origin: Origin, table: str, kinds: tuple[str, ...]) -> Iterator[None]:
 
 def logged_commits(origin: Origin, since: Position) -> Commits:
     """Which value each counter got, and where the log has the end of that commit."""
-    found: Commits = {counter: [(since, 0)] for counter in range(COUNTERS)}
+    commits: Commits = {counter: [(since, 0)] for counter in range(COUNTERS)}
     with origin.session() as run:
         files = [str(row[0]) for row in run("SHOW BINARY LOGS")]
         for file in files[files.index(since.file) :]:
@@ -116,12 +116,12 @@ def logged_commits(origin: Origin, since: Position) -> Commits:
                     written.clear()
                 elif kind in ("Xid", "XA_prepare"):
                     for counter, number in written.items():
-                        found[counter].append((place, number))
+                        commits[counter].append((place, number))
                     written.clear()
                 elif kind == "Query" and (commit := _COMMIT.match(info)):
                     counter, _, number = bytes.fromhex(commit[1]).decode().partition("-")
-                    found[int(counter)].append((place, int(number)))
-    return found
+                    commits[int(counter)].append((place, int(number)))
+    return commits
 
 
 def counters_of(origin: Origin, table: str, index: str) -> None:

@@ -36,7 +36,7 @@ Place = Callable[[], tuple[ObjectStore, list[Manifest]]]
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Makes stages with BATCHES batches of a row each; `indirect`: in a directory, or on the S3 server."""
     made = open_store(f"file://{tmp_path}/made")
-    batches = stage(made, *([Made([insert(one)])] for one in WHOLE))
+    batches = stage(made, *([Made([insert(number)])] for number in WHOLE))
     put_start(made, "shop", batches[0].begin, pipeline="p")
     for batch in batches:
         commit(made, batch)
@@ -92,11 +92,11 @@ def exported(store: Any, folder: Path) -> Any:
 
 
 READERS: dict[str, tuple[Callable[[Any, Path], Any], tuple[Any, ...]]] = {
-    "state": (of_state(lambda one: one["orders"].now()), (WHOLE,)),
-    "changes": (of_state(lambda one: one["orders"].changes()), (WHOLE, REST)),
-    "changes by key": (of_state(lambda one: one["orders"].changes(by_key=True)), (WHOLE, REST)),
-    "state by SQL": (of_state(lambda one: one.sql('SELECT id FROM "shop.orders"')), (WHOLE,)),
-    "changes by SQL": (of_state(lambda one: one.sql('SELECT id FROM "shop.orders_changes"')), (WHOLE, REST)),
+    "state": (of_state(lambda opened: opened["orders"].now()), (WHOLE,)),
+    "changes": (of_state(lambda opened: opened["orders"].changes()), (WHOLE, REST)),
+    "changes by key": (of_state(lambda opened: opened["orders"].changes(by_key=True)), (WHOLE, REST)),
+    "state by SQL": (of_state(lambda opened: opened.sql('SELECT id FROM "shop.orders"')), (WHOLE,)),
+    "changes by SQL": (of_state(lambda opened: opened.sql('SELECT id FROM "shop.orders_changes"')), (WHOLE, REST)),
     "export": (exported, (WHOLE,)),
     "verify": (lambda store, folder: verify(store, "shop", deep=True), ([],)),
 }

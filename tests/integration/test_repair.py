@@ -72,7 +72,7 @@ def test_every_planted_fault_is_repaired_and_other_rows_keep_their_versions(veri
     told = run("repair", "--dry-run")
     assert differing(run) == [f"{len(TYPES) + 14} rows of number, types differ from the source."]
     assert (told.code, told.document["batches"], told.document["equal"]) == (0, [], False)
-    found = {one["table"]: sum(one["differences"].values()) for one in told.document["before"]}
+    found = {table["table"]: sum(table["differences"].values()) for table in told.document["before"]}
     assert found == {"types": len(TYPES), "number": 14}
     repaired = run.ok("repair")
     assert repaired["equal"] is True
@@ -98,7 +98,7 @@ LONG_KEYS = {
         "CONCAT(REPEAT('a', 1500), n), n",
     ),
 }
-DIGITS = "(" + " UNION ALL ".join(f"SELECT {one} d" for one in range(10)) + ")"
+DIGITS = "(" + " UNION ALL ".join(f"SELECT {digit} d" for digit in range(10)) + ")"
 SEQUENCE = (
     f"(SELECT LPAD(a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d, 8, '0') AS n, REPEAT('a', 600) AS begin "
     f"FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, {DIGITS} e, {DIGITS} f HAVING n < 12000)"
@@ -133,7 +133,7 @@ def test_keys_that_begin_alike_are_copied_verified_and_repaired_whatever_the_ser
         for command in (("extract",), ("snapshot",), ("run",)):
             done = hostile(*command)
             assert done.code == 0, done.document
-        chunks = [chunk.table for one in run.chain for chunk in one.chunks]
+        chunks = [chunk.table for manifest in run.chain for chunk in manifest.chunks]
         assert {t: chunks.count(f"{run.origin.name}.{t}") > 1 for t in LONG_KEYS} == dict.fromkeys(LONG_KEYS, True), (
             chunks
         )
@@ -162,8 +162,8 @@ def differing(run: Verified) -> list[str]:
 
 def repaired(run: Verified, *tables: str, authoritative: bool = False, applied: bool = True) -> Result:
     """Repairs what a verification finds. applied: the target then gets what is staged, as by a run."""
-    found = run.verify(*tables)
-    keys = {name: [finding.key for finding in result.findings] for name, result in found.items() if result.findings}
+    results = run.verify(*tables)
+    keys = {name: [finding.key for finding in result.findings] for name, result in results.items() if result.findings}
     apply = (lambda: [write(run, name) for name in keys]) if applied else None
     with verifier_lease(run.opened, "copy") as lease:
         return repair(run.job(lease=lease), keys, apply=apply, authoritative=authoritative)
@@ -221,11 +221,11 @@ def test_rows_are_found_by_keys_of_every_type(verified: Callable[..., Verified])
     )
     run.target(zone, *(inserted(name, 2, "x") for name in names))
     done = repaired(run, *names)
-    assert {name: one.error for name, one in (done.after or {}).items()} == dict.fromkeys(names)
-    assert {name: one.source_rows for name, one in (done.after or {}).items()} == dict.fromkeys(names, 2)
-    deleted = {table for table, keys in done.claimed.items() if any(one.shard < 0 for one in keys.values())}
+    assert {name: result.error for name, result in (done.after or {}).items()} == dict.fromkeys(names)
+    assert {name: result.source_rows for name, result in (done.after or {}).items()} == dict.fromkeys(names, 2)
+    deleted = {table for table, keys in done.claimed.items() if any(claim.shard < 0 for claim in keys.values())}
     assert (sorted(deleted), done.rows) == (sorted(names), 2 * len(names))
-    assert all(one.equal for one in run.verify(*names).values())  # the target was written from the stage alone
+    assert all(result.equal for result in run.verify(*names).values())  # the target was written from the stage alone
 
 
 VERSIONED = "ALTER TABLE number ADD COLUMN _cdc_version VARBINARY(84) INVISIBLE"
@@ -282,10 +282,10 @@ def test_above_the_limit_of_a_day_nothing_is_staged_and_status_says_so(shop: Ver
     shop.target("UPDATE number SET v = 'fault' WHERE id < 3")
     assert repaired(shop, "number").settled
     shop.target("UPDATE number SET v = 'fault' WHERE id < 3")
-    batches = [one.batch_id for one in shop.chain if one.copied]
+    batches = [manifest.batch_id for manifest in shop.chain if manifest.copied]
     with raises(DataAtRisk, "repair.limit"):
         repaired(shop, "number")
-    assert [one.batch_id for one in shop.chain if one.copied] == batches
+    assert [manifest.batch_id for manifest in shop.chain if manifest.copied] == batches
     assert alarms(shop) == [("repair copy", "repair.limit", 4)]
     with pytest.raises(DataAtRisk):
         repaired(shop, "number")
@@ -304,7 +304,9 @@ def test_above_the_limit_of_a_day_nothing_is_staged_and_status_says_so(shop: Ver
 def alarms(run: Verified) -> list[tuple[str, str, int]]:
     """Of repairs, as `lockstep status` and the page show them."""
     found = health(run.meta.status.find(), run.pipeline)
-    return [(one.subject, one.code, one.exit_code) for one in found if one.subject.startswith("repair")]
+    return [
+        (finding.subject, finding.code, finding.exit_code) for finding in found if finding.subject.startswith("repair")
+    ]
 
 
 MEANWHILE = {
@@ -457,7 +459,7 @@ def test_what_cannot_be_repaired_by_key_is_refused_and_keeps_no_other_table_from
     error = done.error
     assert (done.settled, list(done.refused), error and error.code) == (False, ["number"], "repair.copy_instead")
     assert done.after is not None
-    assert {name: one.equal for name, one in done.after.items()} == {"item": True}
+    assert {name: result.equal for name, result in done.after.items()} == {"item": True}
 
 
 @pytest.mark.parametrize("key", ["id", "part, id"])
@@ -500,7 +502,7 @@ def test_bytes_that_are_not_text_are_not_taken_for_their_digits(verified: Callab
     refuses(run, "words")
     run.target("UPDATE words SET k = '0xd2d2', v = 1 WHERE v = 7")
     verified_tables = run.verify("words", "shown")
-    assert {one.key["k"]: one.kind for one in verified_tables["words"].findings} == {
+    assert {difference.key["k"]: difference.kind for difference in verified_tables["words"].findings} == {
         "(not text) 0xd2": "missing", "0xd2d2": "surplus",
     }  # fmt: skip
     (finding,) = verified_tables["shown"].findings

@@ -77,8 +77,8 @@ def _columns(draw: st.DrawFn) -> tuple[str, st.SearchStrategy[str]]:
         precision = draw(st.integers(1, 65))
         scale = draw(st.integers(0, min(30, precision)))
         units = st.integers(-(10**precision) + 1, 10**precision - 1)
-        return f"DECIMAL({precision},{scale})", units.map(lambda one: f"{one}e-{scale}" if precision < 15 else
-                                                          _fixed(one, scale))  # fmt: skip
+        return f"DECIMAL({precision},{scale})", units.map(lambda unit: f"{unit}e-{scale}" if precision < 15 else
+                                                          _fixed(unit, scale))  # fmt: skip
     if family == 2:
         return draw(st.sampled_from(["DOUBLE", "DOUBLE(20,5)"])), st.floats(-1e14, 1e14).map(repr)
     if family == 3:
@@ -87,20 +87,20 @@ def _columns(draw: st.DrawFn) -> tuple[str, st.SearchStrategy[str]]:
         size = draw(st.integers(1, 64))
         return f"BIT({size})", st.integers(0, 2**size - 1).map(str)
     if family == 5:
-        return "DATE", _dates().map(lambda one: f"'{one}'")
+        return "DATE", _dates().map(lambda date: f"'{date}'")
     if family == 6:
-        return f"DATETIME({fsp})", st.tuples(_dates(), _clocks()).map(lambda one: f"'{one[0]} {one[1]}'")
+        return f"DATETIME({fsp})", st.tuples(_dates(), _clocks()).map(lambda moment: f"'{moment[0]} {moment[1]}'")
     if family == 7:
-        moments = st.integers(1, 2**31 - 2).map(lambda one: f"FROM_UNIXTIME({one}.{one % 1000000:06d})")
+        moments = st.integers(1, 2**31 - 2).map(lambda second: f"FROM_UNIXTIME({second}.{second % 1000000:06d})")
         return f"TIMESTAMP({fsp}) NULL", moments | st.just("'0000-00-00 00:00:00'")
     if family == 8:
         times = st.tuples(st.sampled_from(["", "-"]), st.integers(0, 838), _clocks())
-        return f"TIME({fsp})", times.map(lambda one: f"'{one[0]}{one[1]}{one[2][2:]}'")
+        return f"TIME({fsp})", times.map(lambda time: f"'{time[0]}{time[1]}{time[2][2:]}'")
     if family == 9:
         return "YEAR", st.integers(1901, 2155).map(str) | st.just("0")
     if family == 10:
         name = draw(st.sampled_from(["VARCHAR(12)", "CHAR(12)", "TEXT", "TINYTEXT", "LONGTEXT"]))
-        spaced = st.tuples(_TEXTS, st.sampled_from(["", " ", "   "])).map(lambda one: "".join(one)[:12])
+        spaced = st.tuples(_TEXTS, st.sampled_from(["", " ", "   "])).map(lambda texts: "".join(texts)[:12])
         return f"{name} CHARACTER SET {charset}", spaced.map(_quoted)
     if family == 11:
         name = draw(st.sampled_from(["VARBINARY(9)", "BINARY(9)", "BLOB", "LONGBLOB"]))

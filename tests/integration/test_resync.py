@@ -88,7 +88,7 @@ USUAL = {"online schema change by triggers", "truncate partition", "create or re
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(one, marks=() if one in USUAL else pytest.mark.matrix) for one in UNLOGGED]
+    "kind", [pytest.param(case, marks=() if case in USUAL else pytest.mark.matrix) for case in UNLOGGED]
 )
 def test_rows_that_changed_unlogged_are_copied_again_and_those_that_are_gone_go(
     make_line: Callable[..., Lab], kind: str
@@ -103,7 +103,7 @@ def test_rows_that_changed_unlogged_are_copied_again_and_those_that_are_gone_go(
     line.origin.execute("UPDATE t SET v = 77 WHERE id = 2", *statements, "INSERT IGNORE INTO t (id, w) VALUES (9, 'z')")
     line.drain()
     assert line.coverage["t"] is How.UNLOGGED
-    due = {one.name: one for one in pending(line.meta, "shop")}
+    due = {table.name: table for table in pending(line.meta, "shop")}
     assert due[f"{line.origin.name}.t"].copied_by_runs(line.pipeline)
     heal(line)
     line.origin.execute("DELETE FROM t WHERE id = 150", "INSERT IGNORE INTO t (id, w) VALUES (10, 'zz')")
@@ -387,8 +387,8 @@ def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
 
     assert pending_tables(line) == []
     is_equal(line, "t", "u")
-    for one in line.chain:
-        assert sum(part.ops.get("t", 0) for part in one.parts) == len({chunk.table for chunk in one.chunks})
+    for manifest in line.chain:
+        assert sum(part.ops.get("t", 0) for part in manifest.parts) == len({chunk.table for chunk in manifest.chunks})
     assert manifests.verify(line.store, "shop", deep=True) == []
     swept(line)
     assert unlisted(line) == set()
@@ -396,7 +396,9 @@ def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
 
 def unlisted(line: Lab) -> set[str]:
     """Files of copied rows that no batch names, whether they wait for one or are left."""
-    return {info.path for info in line.store.list(SNAPSHOT)} - {part.path for one in line.chain for part in one.parts}
+    return {info.path for info in line.store.list(SNAPSHOT)} - {
+        part.path for manifest in line.chain for part in manifest.parts
+    }
 
 
 ODD = "ALTER TABLE t RENAME COLUMN w TO _cdc_seq"
@@ -533,7 +535,7 @@ def test_a_state_as_of_a_time_within_the_copy_has_no_fewer_rows_than_before_it(m
     line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0")
     line.drain()
     heal(line)
-    (renewed,) = [one for one in line.chain if one.copied]
+    (renewed,) = [manifest for manifest in line.chain if manifest.copied]
     truncate = changes(line.store, line.chain, "t").to_pylist()[-2 - 1 :]
     times = {row["_cdc_op"]: row["_cdc_ts"] for row in truncate if row["_cdc_op"] in "tr"}
     assert times["t"] >= times["r"]

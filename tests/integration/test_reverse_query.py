@@ -188,7 +188,7 @@ def floats(seed: int, count: int) -> list[float]:
         at_power = chance.choice((power, math.nextafter(power, 0), power * (1 + 2.0**-23), power * (1 - 2.0**-24)))
         rounded = round(chance.uniform(-1e6, 1e6), chance.randrange(7))
         found.append((single, double, subnormal, at_power, rounded, (bits & 0x7FFFFF) * 2.0**-149)[kind])
-    return [one for one in found if math.isfinite(one)]
+    return [number for number in found if math.isfinite(number)]
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 600), pytest.param(2, 12_000, marks=pytest.mark.matrix)])
@@ -197,7 +197,7 @@ def test_a_row_is_found_by_any_float_that_the_log_has_of_its_key(
 ) -> None:
     """A row that is not found would be deleted."""
     run = configured(verified())
-    literals = [f"{one!r}" if "e" in f"{one!r}" else f"{one!r}e0" for one in floats(seed, count)]
+    literals = [f"{number!r}" if "e" in f"{number!r}" else f"{number!r}e0" for number in floats(seed, count)]
     for name, kind in FLOATING.items():
         run.source(
             f"CREATE TABLE alone_{name} (id {kind} NOT NULL, PRIMARY KEY (id))",
@@ -205,8 +205,8 @@ def test_a_row_is_found_by_any_float_that_the_log_has_of_its_key(
         )
         for at in range(0, len(literals), 2000):
             some = literals[at : at + 2000]
-            alone = ", ".join(f"({one})" for one in some)
-            both = ", ".join(f"({n}, {one})" for n, one in enumerate(some))
+            alone = ", ".join(f"({text})" for text in some)
+            both = ", ".join(f"({n}, {text})" for n, text in enumerate(some))
             run.source(
                 "SET SESSION sql_mode = ''",
                 f"INSERT IGNORE INTO alone_{name} VALUES {alone}", f"INSERT IGNORE INTO both_{name} VALUES {both}",

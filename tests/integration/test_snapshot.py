@@ -29,7 +29,7 @@ from cdc_core.operations.copy import chunks as chunks_module
 from cdc_core.operations.copy import copier, read_source, table_chunks, watermarks
 from cdc_core.operations.copy import throttle as throttle_module
 from cdc_core.operations.copy.staging import Staged
-from cdc_core.operations.extract.extractor import recover
+from cdc_core.operations.extract.attached_source import recover
 from cdc_core.results import value_columns as values
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
@@ -61,7 +61,7 @@ _KEYS: dict[str, Callable[[int], str]] = {
 
 def insert(table: str, n: int, v: int) -> str:
     """An INSERT of the n-th row; quietly nothing where another row has its key."""
-    pairs = [one.split(" = ") for one in _KEYS[table](n).split(" AND ")]
+    pairs = [condition.split(" = ") for condition in _KEYS[table](n).split(" AND ")]
     names, values = ", ".join(name for name, _ in pairs), ", ".join(value for _, value in pairs)
     return f"INSERT IGNORE INTO {table} ({names}, v, w) VALUES ({values}, {v}, 'w{v}')"
 
@@ -91,7 +91,7 @@ def write(line: Lab, chance: random.Random) -> None:
 
 
 def writers(line: Lab, seed: int, count: int = 2) -> AbstractContextManager[None]:
-    return beside(*(partial(write, line, random.Random(seed * 10 + one)) for one in range(count)))
+    return beside(*(partial(write, line, random.Random(seed * 10 + index)) for index in range(count)))
 
 
 def fill(line: Lab, rows: int = ROWS) -> None:
@@ -250,14 +250,14 @@ def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(ma
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
     line.drain()
     stage(line)
-    (copied,) = [one for one in line.chain if one.copied]
+    (copied,) = [manifest for manifest in line.chain if manifest.copied]
     expected = at_source(line, "number")
     line.origin.execute("DELETE FROM number")
     line.drain()
     at = AsOf(position=copied.end.position)
-    found = table_state(line.store, line.chain, "number", as_of=at)
-    assert len(found) == len(expected)
-    assert sorted(found.column("v").to_pylist()) == sorted(row[1] for row in expected)
+    state = table_state(line.store, line.chain, "number", as_of=at)
+    assert len(state) == len(expected)
+    assert sorted(state.column("v").to_pylist()) == sorted(row[1] for row in expected)
     for chunk in copied.chunks:
         if chunk.low < copied.end.position:
             with pytest.raises(Refused):  # partial, or before everything that is staged
@@ -337,7 +337,7 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
     line.drain()
     monkeypatch.setattr(chunks_module, "chunk_rows", lambda size_bytes, row_bytes: 1)
     copy(line)
-    chunks = [chunk for one in line.chain for chunk in one.chunks]
+    chunks = [chunk for manifest in line.chain for chunk in manifest.chunks]
     for number, kind in enumerate(KEYS):
         for place, _ in places(number):
             expected = sorted(row[2] for row in at_source(line, f"{place}{number}"))
@@ -345,8 +345,8 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
             counts = [chunk.rows for chunk in chunks if chunk.table.endswith(f".{place}{number}")]
             # The end of a chunk of whole numbers may be computed: then there may be none in it.
             assert [count for count in counts if count] == [1] * len(expected), (kind, place)
-            found = table_state(line.store, line.chain, f"{place}{number}")
-            assert sorted(found.column("v").to_pylist()) == expected, (kind, place)
+            state = table_state(line.store, line.chain, f"{place}{number}")
+            assert sorted(state.column("v").to_pylist()) == expected, (kind, place)
 
 
 @FIRST_MARIADB
@@ -358,8 +358,8 @@ def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_t
     ahead_us = 3_600_000_000
 
     def ahead(self: SourcePositions, source: str) -> Any:
-        found = checkpoint(self, source)
-        return found and replace(found, watermark_us=found.watermark_us + ahead_us)
+        stored = checkpoint(self, source)
+        return stored and replace(stored, watermark_us=stored.watermark_us + ahead_us)
 
     with monkeypatch.context() as patch:
         patch.setattr(SourcePositions, "checkpoint", ahead)
@@ -380,13 +380,13 @@ def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_
     copy(line)
     for _ in range(2):
         line.drain()
-    known = line.meta.positions.checkpoint("shop")
-    assert known is not None
+    checkpoint = line.meta.positions.checkpoint("shop")
+    assert checkpoint is not None
     assert line.chain[-1].copied
-    assert line.chain[-1].end.position == known.position
-    assert line.chain[-1].end.watermark_us < known.watermark_us
+    assert line.chain[-1].end.position == checkpoint.position
+    assert line.chain[-1].end.watermark_us < checkpoint.watermark_us
     lease = line.meta.leases.acquire("shop", "me", 60)
-    assert recover(line.meta, line.store, lease) == known
+    assert recover(line.meta, line.store, lease) == checkpoint
     line.meta.leases.release(lease)
 
 
@@ -398,7 +398,7 @@ def test_a_copy_waits_until_what_was_written_before_its_read_is_staged(make_line
     early = stage(line)
     assert (early.batches, early.tables) == ((), ())
     assert early.waiting is not None
-    assert not any(one.copied for one in line.chain)
+    assert not any(manifest.copied for manifest in line.chain)
     line.drain()
     assert len(stage(line).tables) == len(TABLES)
     is_equal(line, "number")
@@ -474,9 +474,9 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
         with raises(RetryLater, "lease.lost"):
             stage(line)
         assert stage(line).tables == (f"{line.origin.name}.heap",)
-        (copied,) = [one for one in line.chain if one.copied]
-        found = table_state(line.store, line.chain, "heap", as_of=AsOf(position=copied.end.position))
-        assert len(found) == sum(part.ops.get("r", 0) for part in copied.parts)
+        (copied,) = [manifest for manifest in line.chain if manifest.copied]
+        state = table_state(line.store, line.chain, "heap", as_of=AsOf(position=copied.end.position))
+        assert len(state) == sum(part.ops.get("r", 0) for part in copied.parts)
     finally:
         stop.set()
         writing.join()
@@ -508,12 +508,12 @@ def test_a_table_without_a_key_is_not_copied_twice_at_one_place(make_line: Calla
     assert stage(line).tables == (table,)
     read(line, "heap")
     again = stage(line)
-    assert (again.tables, again.waiting, [one for one, _ in again.dropped]) == ((), None, [table])
+    assert (again.tables, again.waiting, [name for name, _ in again.dropped]) == ((), None, [table])
     line.origin.execute("INSERT INTO bare VALUES (1)")
     line.drain()
     read(line, "heap")
     assert stage(line).tables == (table,)
-    first, second = (one for one in line.chain if one.copied)
+    first, second = (manifest for manifest in line.chain if manifest.copied)
     assert first.begin.position < second.begin.position
 
 
@@ -576,7 +576,7 @@ def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
     monkeypatch.setattr(copier._ChunkReader, "_read", before)
     first = {chunk.chunk.number for chunk in line.meta.copies.chunks("shop")}
     copy(line, "number")
-    (chunks,) = [one.chunks for one in line.chain if one.copied]
+    (chunks,) = [manifest.chunks for manifest in line.chain if manifest.copied]
     numbers = {chunk.number for chunk in chunks}
     assert first <= numbers  # what was read before the kill is in the stage, and was not read again
     assert len(tried - first) <= 3
@@ -592,7 +592,7 @@ def test_a_chunk_that_takes_too_long_makes_the_next_ones_smaller(
     line.change(snapshot="readers: 1, chunk_s: 1.0e-9")
     monkeypatch.setattr(chunks_module, "chunk_rows", lambda size_bytes, row_bytes: 190)
     copy(line, "number")
-    (chunks,) = [one.chunks for one in line.chain if one.copied]
+    (chunks,) = [manifest.chunks for manifest in line.chain if manifest.copied]
     assert [chunk.rows for chunk in chunks] == [190] + 10 * [1]
     is_equal(line, "number")
 
@@ -698,17 +698,17 @@ def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
         """Sessions that work until the copy has said that it waits."""
         with ExitStack() as opened:
             sessions = [opened.enter_context(line.origin.session()) for _ in range(4)]
-            asked = [threading.Thread(target=sleep, args=(one,)) for one in sessions]
-            for one in asked:
-                one.start()
+            asked = [threading.Thread(target=sleep, args=(session,)) for session in sessions]
+            for thread in asked:
+                thread.start()
             while len(sleeping()) < len(asked):
                 time.sleep(0.01)
             started.set()
             released.wait()
             for number in sleeping():
                 line.origin.execute_on_server(f"KILL QUERY {number}")
-            for one in asked:
-                one.join()
+            for thread in asked:
+                thread.join()
 
     def sleep(session: Callable[..., Any]) -> None:
         with suppress(pymysql.err.OperationalError):  # KILL QUERY
@@ -750,18 +750,18 @@ def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_li
     stage(line)
     line.origin.execute("UPDATE number SET v = -2 WHERE v < 5")
     line.drain()
-    (copied,) = [one for one in line.chain if one.copied]
+    (copied,) = [manifest for manifest in line.chain if manifest.copied]
     assert line.chain[-1] is not copied
     (done,) = purge(line.opened, cutoff_us=1 << 61).sources
     # Where the copy stays, what the log brought since it was read does, too.
-    if copied.batch_id in {one.batch_id for one in line.chain}:
+    if copied.batch_id in {manifest.batch_id for manifest in line.chain}:
         assert "rows that were read" in done.held_by
         is_equal(line, "number")
     for v in (-3, -4):
         line.origin.execute(f"UPDATE number SET v = {v} WHERE v < 5")
         line.drain()
     purge(line.opened, cutoff_us=1 << 61)
-    assert [one.copied for one in line.chain] == [False]
+    assert [manifest.copied for manifest in line.chain] == [False]
     assert not any(line.store.stat(part.path) for part in copied.parts)
     assert manifests.verify(line.store, "shop", deep=True) == []
     with pytest.raises(Refused):
@@ -799,7 +799,7 @@ def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_
     fill(line, 20)
     line.begin_now()
     with logged_and_unseen(line.origin):
-        wait_until(lambda: line.drain() and any(one.rows for one in line.chain))
+        wait_until(lambda: line.drain() and any(manifest.rows for manifest in line.chain))
         assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
         line.drain()  # an extractor that starts now finds the log that it read
         refuses_to_read_what_is_unseen(line, monkeypatch)
@@ -824,7 +824,7 @@ def test_an_event_about_log_files_does_not_show_that_what_is_before_it_is_visibl
             wait_until(lambda: {"Binlog_checkpoint", "Gtid"} <= {*events_of_file(line)})
             if events_of_file(line)[-1] == "Binlog_checkpoint":
                 line.drain()
-                assert any(one.rows for one in line.chain)
+                assert any(manifest.rows for manifest in line.chain)
                 if unseen:
                     refuses_to_read_what_is_unseen(line, monkeypatch)
                 break

@@ -72,7 +72,7 @@ def states(line: Lab) -> dict[str, CopyState]:
 
 
 def due(line: Lab) -> list[str]:
-    return [one.name.partition(".")[2] for one in steps.due(line.opened, "shop")]
+    return [table.name.partition(".")[2] for table in steps.due(line.opened, "shop")]
 
 
 def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_starts_none_by_itself(line: Lab) -> None:
@@ -157,7 +157,7 @@ def test_rows_that_were_read_before_a_column_was_masked_are_not_staged(
     line.change(tables={"columns": {"mask": [r".*\.t\.v"], "salt": "env:SALT"}})
     extracted(line)
     stage(line)
-    assert [part for one in line.chain for part in one.parts] == []
+    assert [part for manifest in line.chain for part in manifest.parts] == []
     assert "t" in due(line)
     read(line, "t")
     extracted(line)

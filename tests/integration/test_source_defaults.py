@@ -105,7 +105,7 @@ def require_equal(blocks: Sequence[Block]) -> int:
 
 
 def drain(origin: Origin, start: Checkpoint, before: Sequence[Block] = ()) -> list[Block]:
-    known = [one for block in before for one in block.definitions]
+    known = [defined for block in before for defined in block.definitions]
     place = replace(start, position=before[-1].end) if before else start
     return [*before, *origin.drain(place, history=known, on_unlogged_change="record")]
 
@@ -143,11 +143,11 @@ def test_defaults_are_found_without_a_row_and_of_columns_that_select_does_not_sh
     )
     schema = table_schema(origin.control, origin.name, "t")
     assert schema is not None
-    found = column_defaults(origin.control, schema)
-    assert {name: float(found[name] or 0) for name in "fghi"} == {
+    defaults = column_defaults(origin.control, schema)
+    assert {name: float(defaults[name] or 0) for name in "fghi"} == {
         "f": 1.1000001430511475, "g": 16777216.0, "h": 7, "i": 16777216.0,
     }  # fmt: skip
-    assert "j" not in found
+    assert "j" not in defaults
     assert column_defaults(origin.control, replace(schema, table="gone")) == {}
 
 

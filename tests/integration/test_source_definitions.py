@@ -39,7 +39,7 @@ def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: 
         for find_table in find_tables(origin.control, lambda database, table: database == origin.name)
     }
     assert sorted(found) == ["by_prefix", "by_unique", "good", "keyless", "seen", "taken"]
-    assert [name for name, one in found.items() if not one.problem] == ["by_prefix", "by_unique", "good", "keyless"]
+    assert [name for name, table in found.items() if not table.problem] == ["by_prefix", "by_unique", "good", "keyless"]
     good = found["good"].schema
     assert good is not None
     assert good.key == ("a", "b")
@@ -84,7 +84,7 @@ def test_the_steps_of_a_sequence_are_no_rows_of_a_table(origin: Origin, metadata
         origin.execute("BEGIN", "INSERT INTO t SELECT NEXTVAL(s)", "COMMIT", "SELECT NEXTVAL(s)")
         blocks = origin.drain(start)
         assert [part.schema.table for block in blocks for part in block.tables] == ["t"]
-        assert {one.table for block in blocks for one in block.happened} == {f"{origin.name}.t"}
+        assert {event.table for block in blocks for event in block.happened} == {f"{origin.name}.t"}
     finally:
         origin.execute_on_server("SET GLOBAL binlog_row_metadata = FULL")
 
@@ -142,9 +142,9 @@ def test_key_and_columns_are_the_ones_that_the_server_itself_takes(origin: Origi
             origin.execute(f"CREATE TABLE t{number} {shape.format('' if origin.mariadb else 'NOT NULL')}")
         start = origin.end()
         for number in range(len(tables)):
-            known = table_schema(origin.control, origin.name, f"t{number}")
-            assert known is not None
-            plain = [column.name for column in known.columns if not column.generated]
+            schema = table_schema(origin.control, origin.name, f"t{number}")
+            assert schema is not None
+            plain = [column.name for column in schema.columns if not column.generated]
             changes = (
                 f"INSERT INTO t{number} ({', '.join(plain)}) VALUES ({', '.join(['1'] * len(plain))})",
                 f"UPDATE t{number} SET {plain[0]} = 2", f"DELETE FROM t{number}",
@@ -152,10 +152,10 @@ def test_key_and_columns_are_the_ones_that_the_server_itself_takes(origin: Origi
             origin.execute(*changes, "SET SESSION binlog_row_image = MINIMAL", *changes)
         logged = {part.schema.table: part for block in origin.drain(start) for part in block.tables}
         for number, (shape, key) in enumerate(tables.items()):
-            part, known = logged[f"t{number}"], table_schema(origin.control, origin.name, f"t{number}")
-            assert known is not None
-            assert (part.schema.key, known.key) == ((key,) if key else (),) * 2, shape
-            assert [column.name for column in part.schema.columns] == [column.name for column in known.columns], shape
+            part, schema = logged[f"t{number}"], table_schema(origin.control, origin.name, f"t{number}")
+            assert schema is not None
+            assert (part.schema.key, schema.key) == ((key,) if key else (),) * 2, shape
+            assert [column.name for column in part.schema.columns] == [column.name for column in schema.columns], shape
             assert part.rows.num_rows == 6
     finally:
         origin.execute_on_server("SET GLOBAL binlog_row_metadata = FULL")
@@ -195,7 +195,7 @@ def play_cascades(origin: Origin, steps: tuple[str, ...]) -> None:
     for policy in ("record", "resync"):
         for on_truncate in ("unlogged", "stage"):
             blocks = origin.drain(start, on_unlogged_change=policy, on_truncate=on_truncate)
-            happened = [one.table for block in blocks for one in block.happened if one.what is Happened.CASCADED]
+            happened = [event.table for block in blocks for event in block.happened if event.what is Happened.CASCADED]
             assert set(happened) == {f"{origin.name}.{'other' if 'other' in steps[0] else 'child'}"}
 
 
@@ -235,11 +235,11 @@ def test_rows_of_every_engine_are_staged_as_they_are_and_check_warns_where_a_sel
     for engine in used:
         origin.execute(f"CREATE TABLE {engine} (id INT NOT NULL) ENGINE={engine}", f"INSERT INTO {engine} VALUES (1)")
     parts = [part for block in origin.drain(start) for part in block.tables]
-    assert sorted((part.schema.table, part.rows["id"].to_pylist()) for part in parts) == [(one, [1]) for one in used]
+    assert sorted((part.schema.table, part.rows["id"].to_pylist()) for part in parts) == [(name, [1]) for name in used]
     shown = {table: [row["id"] for row in origin.rows(table)] for table in used}
     assert shown == {table: [] if table == "BLACKHOLE" else [1] for table in used}
-    warned = [one.what for one in checked(origin).made if "SELECT" in one.what]
-    assert [f"{origin.name}.BLACKHOLE" in one for one in warned] == [True] * ("BLACKHOLE" in engines)
+    warned = [finding.what for finding in checked(origin).made if "SELECT" in finding.what]
+    assert [f"{origin.name}.BLACKHOLE" in text for text in warned] == [True] * ("BLACKHOLE" in engines)
 
 
 def checked(origin: Origin, connection: Any = None, **sections: str) -> Findings:
@@ -254,9 +254,9 @@ def test_check_takes_letters_of_a_pattern_as_the_server_takes_names(
     origin.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     monkeypatch.setattr("cdc_core.operations.check.check_sources.lower_case_names", lambda connection: True)
     findings, pipeline = Findings(), made_pipeline(NOWHERE, origin.name.upper())
-    found = check_tables(pipeline, pipeline.sources[0], origin.control, findings)
-    assert [schema.table for schemas in found.logical.values() for schema in schemas] == ["t"]
-    assert [one.what for one in findings.made if "no table matches" in one.what] == []
+    checked_tables = check_tables(pipeline, pipeline.sources[0], origin.control, findings)
+    assert [schema.table for schemas in checked_tables.logical.values() for schema in schemas] == ["t"]
+    assert [finding.what for finding in findings.made if "no table matches" in finding.what] == []
 
 
 def test_check_names_the_tables_that_a_copy_must_lock_and_the_grant_that_allows_it(origin: Origin) -> None:
@@ -277,7 +277,7 @@ def test_check_names_the_tables_that_a_copy_must_lock_and_the_grant_that_allows_
     def warned(**sections: str) -> list[tuple[str, str]]:
         with pymysql.connect(host="127.0.0.1", port=origin.control.port, user=user, password="x") as connection:
             found = checked(origin, connection, **sections).made
-        return [(one.what, one.remedy) for one in found if one.subject.endswith("locks for copies")]
+        return [(finding.what, finding.remedy) for finding in found if finding.subject.endswith("locks for copies")]
 
     def names(what: str) -> list[str]:
         return re.findall(rf"{origin.name}\.(\w+)", what)
@@ -308,9 +308,9 @@ def test_check_names_sets_whose_texts_do_not_show_a_label(origin: Origin) -> Non
         shown = query(origin.control, f"SELECT COUNT(DISTINCT {text}), COUNT(DISTINCT {number}) FROM {origin.name}.t")
         kept = query(origin.control, f"SELECT COUNT(DISTINCT {number}) FROM {origin.name}.u")
         assert (list(shown), list(kept)) == ([(1, 2)], [(1,)])
-    warned = [one.what for one in checked(origin).made if "the label ''" in one.what]
-    assert [one.split()[0].partition(".")[2] for one in warned] == ["t.s", "t.more", "u.s", "u.more"]
-    assert ["rows whose keys" in one for one in warned] == [True, False, False, False]
+    warned = [finding.what for finding in checked(origin).made if "the label ''" in finding.what]
+    assert [said.split()[0].partition(".")[2] for said in warned] == ["t.s", "t.more", "u.s", "u.more"]
+    assert ["rows whose keys" in said for said in warned] == [True, False, False, False]
 
 
 def test_engines_whose_rows_are_elsewhere_are_named() -> None:

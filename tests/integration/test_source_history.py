@@ -291,18 +291,18 @@ def test_a_table_altered_past_the_log_is_noticed_while_its_rows_are_read(
     origin.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
     with origin.stream(origin.end(), on_unlogged_change="record") as opened:
         origin.execute("INSERT INTO t VALUES (1, 2, 3)")
-        found = read_to(opened, origin.end().position)
+        blocks = read_to(opened, origin.end().position)
         # Logged changes, several at once, are none.
         origin.execute("ALTER TABLE t ADD c INT", "ALTER TABLE t DROP c", "INSERT INTO t VALUES (2, 2, 3)")
-        found += read_to(opened, origin.end().position)
+        blocks += read_to(opened, origin.end().position)
         origin.execute(*UNLOGGED, SWAPPED)
         if names:
-            found += read_to(opened, origin.end().position)
-            assert rows(found)[-1] == ("t", {"id": 3, "b": 20, "a": 10})
+            blocks += read_to(opened, origin.end().position)
+            assert rows(blocks)[-1] == ("t", {"id": 3, "b": 20, "a": 10})
         else:
             error = refusal(lambda: read_to(opened, origin.end().position))
             assert error.code == "source.incomplete_rows"
-        assert len(rows(found)) == 2 + names
+        assert len(rows(blocks)) == 2 + names
 
 
 def test_a_default_altered_past_the_log_is_refused(origin: Origin) -> None:
@@ -345,8 +345,8 @@ def test_what_a_server_shows_of_a_table_is_in_its_log_by_then(origin: Origin) ->
             now = table_schema(origin.control, origin.name, "t")
             assert now is not None
             shown.append((now.columns[1].name.encode(), server.end_position(origin.control, 0)))
-        for one in (altering, *inserting):
-            one.result()
+        for future in (altering, *inserting):
+            future.result()
     logged = {b"c0": begin}
     for event, end in origin.stream(origin.end())._glance.statements_after(begin):
         if event is not None and (found := re.search(rb"CHANGE c\d+ (c\d+)", event.body)) is not None:

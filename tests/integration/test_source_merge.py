@@ -112,5 +112,5 @@ def test_init_leaves_both_out_and_check_warns_of_them(origin: Origin, other: str
     pipeline = drafted.model_copy(update={"tables": drafted.tables.model_copy(update={"exclude": ()})})
     findings = Findings()
     check_tables(pipeline, pipeline.sources[0], origin.control, findings)
-    warned = [one for one in findings.made if "MERGE" in one.what]
-    assert [one.status for one in warned] == ["warn", "warn"]
+    warned = [finding for finding in findings.made if "MERGE" in finding.what]
+    assert [finding.status for finding in warned] == ["warn", "warn"]

@@ -65,7 +65,7 @@ def letters(charset: str) -> dict[str, bytes]:
     if charset in ("utf8mb3", "utf8mb4", "binary"):
         return {letter: letter.encode() for letter in "äßЖ表İⱥ"}
     found: dict[str, bytes] = {}
-    codes = [bytes([one]) for one in range(128, 256)]
+    codes = [bytes([byte]) for byte in range(128, 256)]
     if charset in ("sjis", "cp932"):  # whose single bytes are no letters outside quotes
         codes = [bytes([one, two]) for one in range(0x89, 0x98) for two in (0x40, 0x5C, 0x7E, 0xA1, 0xD5)]
     if decoded(b"\xb0\xa1", charset) is not None and decoded(b"\xb0", charset) is None:

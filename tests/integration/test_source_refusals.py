@@ -223,8 +223,8 @@ def test_a_column_in_the_temporal_form_of_before_mariadb_10_1_is_refused(origin:
     origin.execute("INSERT INTO old VALUES (1, '2024-02-29 23:59:59.987')")
     error = error_of(Refused, "source.unsupported_table", lambda: origin.drain(start))
     assert "ALTER TABLE ... FORCE" in error.remedy
-    (found,) = (table for table in find_tables(origin.control, lambda *name: name == (origin.name, "old")))
-    assert (found.schema, "datetime(3)" in found.problem) == (None, True)
+    (found_table,) = (table for table in find_tables(origin.control, lambda *name: name == (origin.name, "old")))
+    assert (found_table.schema, "datetime(3)" in found_table.problem) == (None, True)
     origin.execute("ALTER TABLE old FORCE")
     assert [table.problem for table in find_tables(origin.control, lambda *name: name == (origin.name, "old"))] == [""]
 
@@ -292,8 +292,8 @@ def test_a_start_by_time_has_all_that_was_committed_later_in_that_second(origin:
         flushed = server.now_us(origin.control) // 1_000_000
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
     for fraction in ("", ".001"):
-        found = origin.start(StartConfig(timestamp=f"{moment}{fraction}+00:00"))
-        assert ids_in(origin.drain(found)) == [key, key + 1]
+        checkpoint = origin.start(StartConfig(timestamp=f"{moment}{fraction}+00:00"))
+        assert ids_in(origin.drain(checkpoint)) == [key, key + 1]
 
 
 def test_earliest_is_the_oldest_file_and_reads_to_the_end(origin: Origin) -> None:
@@ -301,11 +301,11 @@ def test_earliest_is_the_oldest_file_and_reads_to_the_end(origin: Origin) -> Non
     # What other tests purged would be in the way of the empty GTID set, which asks for the whole history.
     origin.execute("RESET BINARY LOGS AND GTIDS" if renamed else "RESET MASTER", "INSERT INTO t VALUES (1, 'a')")
     origin.execute("FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'b')")
-    found = origin.start("earliest")
-    assert found.position == Position(0, binlog_files(origin.control)[0].name, 4)
+    checkpoint = origin.start("earliest")
+    assert checkpoint.position == Position(0, binlog_files(origin.control)[0].name, 4)
     first = origin.start(StartConfig(gtid=""))
-    assert first.position.file == found.position.file
-    for start in (found, first):
+    assert first.position.file == checkpoint.position.file
+    for start in (checkpoint, first):
         rows = ids_in(origin.drain(start))
         assert rows == [1, 2]
 

@@ -221,7 +221,7 @@ def test_a_truncate_of_a_temporary_table_with_the_name_of_a_captured_one_empties
         assert (caught.value.code, "temporary table" in caught.value.what) == ("source.unlogged_change", True)
         blocks = origin.drain(start, **stages, on_unlogged_change="resync")
         assert truncates(blocks) == []
-        assert [(one.table, one.what) for block in blocks for one in block.happened] == [
+        assert [(event.table, event.what) for block in blocks for event in block.happened] == [
             (f"{origin.name}.customer", Happened.UNLOGGED)
         ]
         run("DROP TEMPORARY TABLE customer")

@@ -70,8 +70,10 @@ def test_a_table_whose_own_columns_have_these_names_is_read(origin: Origin) -> N
 
 def test_init_leaves_it_out_and_check_warns_of_it(origin: Origin, tmp_path: Any) -> None:
     origin.execute(f"CREATE TABLE t {SHAPES['columns of its own']}", "CREATE TABLE u (id INT PRIMARY KEY)")
-    (one,) = [table for table in find_tables(origin.control, lambda d, t: d == origin.name) if table.table == "t"]
-    assert (one.kind, one.schema) == ("table", None)
+    (found_table,) = [
+        table for table in find_tables(origin.control, lambda d, t: d == origin.name) if table.table == "t"
+    ]
+    assert (found_table.kind, found_table.schema) == ("table", None)
     export({"SOURCE": origin.sql.url})
     made = draft(Wishes("shop", "env:SOURCE", (rf"{origin.name}\..*",), tmp_path))
     assert [name for name, _ in made.captured] == [f"{origin.name}.u"]
@@ -82,5 +84,5 @@ def test_init_leaves_it_out_and_check_warns_of_it(origin: Origin, tmp_path: Any)
     findings = Findings()
     checked = check_tables(pipeline, pipeline.sources[0], origin.control, findings)
     assert [schema.table for schemas in checked.logical.values() for schema in schemas] == ["u"]
-    (warned,) = [one for one in findings.made if "system-versioned" in one.what]
+    (warned,) = [finding for finding in findings.made if "system-versioned" in finding.what]
     assert (warned.status, "tables.exclude" in warned.remedy) == ("warn", True)

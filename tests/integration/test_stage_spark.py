@@ -52,7 +52,7 @@ def test_spark_reads_every_type_and_encoding(spark, tmp_path):
     manifest = writer.finish(Checkpoint(Position(0, "binlog.000001", 4 + 100 * count)))
     frame = spark.read.parquet(store.spark_uri(manifest.parts[0].path))
     kinds = dict(frame.dtypes)
-    rows = {one["id"]: one for one in frame.collect()}
+    rows = {record["id"]: record for record in frame.collect()}
     plan = frame._jdf.queryExecution().executedPlan().toString()
     by_partition = spark.read.parquet(f"file:{tmp_path}/a stage/changes").select("cdc_table").first()[0]
     assert "Batched: true" in plan
@@ -65,16 +65,16 @@ def test_spark_reads_every_type_and_encoding(spark, tmp_path):
     )
     assert len(rows) == count
     for number in (0, 1, 2500, count - 1):
-        one = rows[number].asDict(recursive=True)
-        expected = {**row, "ts": one["ts"], "u64": Decimal(2**64 - 1), "bits": Decimal(2**64 - 1)}
-        assert {name: one[name] for name in row} == expected
-        assert one["ts"].astimezone(datetime.UTC) == row["ts"]
-        assert one["_before"]["u32"] == row["u32"]
-        assert one["_cdc_gtid"] == f"0-1-{number}"
-        assert one["_cdc_seq"] == START.seq + 100 * number
-        assert one["_cdc_row"] == 0
-        assert one["_cdc_op"] == "u"
-        assert one["_cdc_literal"] == ({"day": "odd"} if number % 1000 == 0 else None)
+        values = rows[number].asDict(recursive=True)
+        expected = {**row, "ts": values["ts"], "u64": Decimal(2**64 - 1), "bits": Decimal(2**64 - 1)}
+        assert {name: values[name] for name in row} == expected
+        assert values["ts"].astimezone(datetime.UTC) == row["ts"]
+        assert values["_before"]["u32"] == row["u32"]
+        assert values["_cdc_gtid"] == f"0-1-{number}"
+        assert values["_cdc_seq"] == START.seq + 100 * number
+        assert values["_cdc_row"] == 0
+        assert values["_cdc_op"] == "u"
+        assert values["_cdc_literal"] == ({"day": "odd"} if number % 1000 == 0 else None)
 
 
 @pytest.mark.spark
@@ -101,11 +101,11 @@ def test_every_tool_opens_the_printed_paths_and_reads_the_folders_as_the_same_co
     assert sorted(listed.fetchall()) == expected
     assert sorted(int(pd.read_parquet(path)["id"].iloc[0]) for path in paths) == list(range(len(names)))
     by_arrow = pads.dataset(folder, format="parquet", partitioning="hive").to_table().to_pylist()
-    assert sorted((one["id"], one["cdc_table"], one["cdc_date"]) for one in by_arrow) == [
+    assert sorted((row["id"], row["cdc_table"], row["cdc_date"]) for row in by_arrow) == [
         (n, table, str(date)) for n, table, date in expected
     ]
     by_spark = spark.read.parquet(*[store.spark_uri(part.path) for part in parts])
-    assert sorted(one["id"] for one in by_spark.collect()) == list(range(len(names)))
+    assert sorted(row["id"] for row in by_spark.collect()) == list(range(len(names)))
     folders = spark.read.parquet(f"file:{folder}").select("id", "cdc_table", "cdc_date").collect()
-    assert sorted(tuple(one) for one in folders) == expected
+    assert sorted(tuple(row) for row in folders) == expected
     assert all(path.isascii() for path in paths if str(tmp_path).isascii())  # else unseen by a JVM without UTF-8

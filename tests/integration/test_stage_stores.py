@@ -167,8 +167,8 @@ def uploads(bucket, s3_server, tmp_path):
     def pieces() -> int:
         found = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
         return sum(
-            len(client.list_parts(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"]).get("Parts", []))
-            for one in found
+            len(client.list_parts(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]).get("Parts", []))
+            for upload in found
         )
 
     return store, data, pieces
@@ -277,7 +277,7 @@ def test_unfinished_multipart_uploads_are_discarded_when_old(bucket, s3_server):
     for leftover in store.leftovers():
         store.discard(leftover)
         store.discard(leftover)
-    assert [one["UploadId"] for one in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [outside]
+    assert [upload["UploadId"] for upload in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [outside]
 
 
 def test_unfinished_uploads_of_copied_rows_are_discarded_when_their_copier_has_ended(bucket, s3_server):
@@ -289,8 +289,8 @@ def test_unfinished_uploads_of_copied_rows_are_discarded_when_their_copier_has_e
     for path in (ended, live, other):
         client.create_multipart_upload(Bucket=bucket, Key=path)
     copies = Copies(live_epoch=3)
-    found = sweep(store, "shop", live_epoch=9, copies=copies, older_than_s=-3600).leftovers
-    assert [one.path for one in found] == [ended]
+    leftovers = sweep(store, "shop", live_epoch=9, copies=copies, older_than_s=-3600).leftovers
+    assert [leftover.path for leftover in leftovers] == [ended]
     assert {leftover.path for leftover in store.leftovers()} == {live, other}
 
 

@@ -137,7 +137,7 @@ def test_what_a_statement_may_have_changed_is_due_for_a_copy_and_nothing_else(or
         as_statements(origin, other, statement)
         origin.execute("INSERT INTO kept VALUES (3)", "DELETE FROM kept")
         blocks = origin.drain(start, on_unlogged_change="resync")
-        assert [(one.table, one.what) for block in blocks for one in block.happened] == [
+        assert [(event.table, event.what) for block in blocks for event in block.happened] == [
             (table, Happened.UNLOGGED) for table in tables
         ]
         assert [part.schema.table for block in blocks for part in block.tables] == ["kept"]
@@ -189,7 +189,7 @@ def test_the_log_is_read_ahead_through_several_files(origin: Origin, other: str)
 
     def verbs() -> list[str]:
         ahead = LaterStatements(LogAhead(ahead_of, kept[-1], kept.append), _statement)
-        return [one.verb for one in ahead.of(begin.position)]
+        return [statement.verb for statement in ahead.of(begin.position)]
 
     assert verbs() == ["ALTER TABLE"] * 2
     end = origin.end().position
@@ -199,5 +199,5 @@ def test_the_log_is_read_ahead_through_several_files(origin: Origin, other: str)
 
 
 def _statement(event: Event) -> Statement | None:
-    found = read_statement(event, ServerDialect()).statement
-    return found if found.tables else None
+    statement = read_statement(event, ServerDialect()).statement
+    return statement if statement.tables else None

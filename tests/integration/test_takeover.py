@@ -47,9 +47,9 @@ class Raced(Lab):
         self.inserted = 0
 
     def __exit__(self, *error: object) -> None:
-        for one in self._running:
-            one.kill()
-            print(one.log.read_text())  # shown where a test fails
+        for process in self._running:
+            process.kill()
+            print(process.log.read_text())  # shown where a test fails
         super().__exit__(*error)
 
     def insert(self, count: int) -> None:
@@ -76,17 +76,17 @@ class Raced(Lab):
         writing to meta: SQLite would let nobody else write."""
         while True:
             self.insert(5)
-            one = self.start(stopped_at=step)
-            wait_until(partial(is_stopped, one))
+            process = self.start(stopped_at=step)
+            wait_until(partial(is_stopped, process))
             try:
                 self.expire_leases()
             except RetryLater:
-                one.kill()
-                self._running.remove(one)
+                process.kill()
+                self._running.remove(process)
                 (self.folder / "stopped").unlink()
                 self.expire_leases()
             else:
-                return one
+                return process
 
     def ended(self, process: Started) -> tuple[int, str]:
         """Its exit code and what it said, once it has ended by itself."""

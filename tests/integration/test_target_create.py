@@ -40,7 +40,7 @@ from tests.lab.target_rows import opened_destination
 from tests.unit.binlog.reading import known_schema
 
 MORE = ("mysql9 mariadb", "mariadb mariadb", "mysql9 mysql9")
-PAIRS = ("mariadb mysql9", MORE[0], *(pytest.param(one, marks=pytest.mark.matrix) for one in MORE[1:]))
+PAIRS = ("mariadb mysql9", MORE[0], *(pytest.param(case, marks=pytest.mark.matrix) for case in MORE[1:]))
 """Source and target. A server may be both: the tables are in different databases."""
 
 
@@ -86,7 +86,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         yield made
 
 
-@pytest.fixture(params=(PAIRS[0], *(pytest.param(one, marks=pytest.mark.matrix) for one in MORE)))
+@pytest.fixture(params=(PAIRS[0], *(pytest.param(case, marks=pytest.mark.matrix) for case in MORE)))
 def any_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """For what hardly depends on the kinds of the servers."""
     source, target = request.param.split()
@@ -161,7 +161,7 @@ def test_a_created_table_passes_the_check_and_takes_the_extreme_values_of_every_
     groups = fill(pair)
     pipeline = pair.pipeline()
     made = pair.create(pipeline)
-    assert {name: one.state for name, one in made.items()} == {
+    assert {name: table.state for name, table in made.items()} == {
         f"{pair.made}.c{number}": "created" for number in range(len(groups))
     }
     wrong = []
@@ -177,7 +177,7 @@ def test_a_created_table_passes_the_check_and_takes_the_extreme_values_of_every_
             if theirs != ours:
                 wrong.append((name, group[int(name[1:])].type if name[1:].isdigit() else "", theirs, ours))
     assert wrong == []
-    assert all(one.differences == () for one in pair.create(pipeline).values())
+    assert all(table.differences == () for table in pair.create(pipeline).values())
 
 
 RICH = (
@@ -209,7 +209,7 @@ def test_defaults_keys_and_comments_are_those_of_the_source_and_the_rest_is_said
     rich(pair)
     same = flavor(pair.source) == flavor(pair.target)
     made = pair.create(pair.pipeline())
-    assert {name.partition(".")[2]: one.state for name, one in made.items()} == dict.fromkeys(
+    assert {name.partition(".")[2]: table.state for name, table in made.items()} == dict.fromkeys(
         ("rich", "child", "parts"), "created"
     )
     notes = "\n".join(made[f"{pair.made}.rich"].notes)
@@ -244,7 +244,9 @@ def test_defaults_keys_and_comments_are_those_of_the_source_and_the_rest_is_said
     assert ours[:-1] == wanted[:-1]
     assert ours[-1] is not None
     again = pair.create(pair.pipeline())
-    assert {name: (one.state, one.differences) for name, one in again.items()} == dict.fromkeys(made, ("exists", ()))
+    assert {name: (table.state, table.differences) for name, table in again.items()} == dict.fromkeys(
+        made, ("exists", ())
+    )
 
 
 COLLATED = {
@@ -264,12 +266,14 @@ def test_collations_that_the_target_lacks_never_join_keys_that_the_source_keeps_
     made = pair.create(pipeline)
     for number, name in enumerate(names):
         apart = ["a ", "b", "ae", "ss", *(["a"] if "nopad" in name or "0900" in name else [])]
-        rows = ", ".join(f"('{one}', '{one}', '{one}')" for one in apart)
+        rows = ", ".join(f"('{letter}', '{letter}', '{letter}')" for letter in apart)
         pair.on_source(f"INSERT INTO k{number} VALUES {rows}")
         schema = known_schema(pair.source, pair.database, f"k{number}")
         destination = write(pair, pipeline, schema, rows_of(pair.source, schema))
         assert coarser_columns(destination.shards[0].facts, [schema]) == ()
-        assert sorted(pair.on_target(f"SELECT id FROM {pair.made}.k{number}")) == [(one,) for one in sorted(apart)]
+        assert sorted(pair.on_target(f"SELECT id FROM {pair.made}.k{number}")) == [
+            (letter,) for letter in sorted(apart)
+        ]
         there = known_schema(pair.target, pair.made, f"k{number}")
         found[schema.column("id").type.collation] = {column.type.collation for column in there.columns[:3]}
         # Whatever is equal on the source is told apart by no more than its bytes.
@@ -376,10 +380,10 @@ def test_every_shard_is_made_and_two_at_once_make_the_same(any_pair: Pair) -> No
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(lambda _: pair.create(pipeline), range(2)))
     wanted = {f"{pair.made}.orders_{number:02d}" for number in range(8)} | {f"{pair.made}.events"}
-    for one in made:
-        assert one.keys() == wanted
-        assert {table.state for table in one.values()} <= {"created", "exists"}
-        assert all(table.error is None and table.differences == () for table in one.values())
+    for created in made:
+        assert created.keys() == wanted
+        assert {table.state for table in created.values()} <= {"created", "exists"}
+        assert all(table.error is None and table.differences == () for table in created.values())
     for logical in (f"{pair.database}.orders", f"{pair.database}.events"):
         schema = known_schema(pair.source, *logical.split("."))
         key = None if schema.key else ()
@@ -431,17 +435,21 @@ def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(
     before = pair.on_target(f"SHOW CREATE TABLE {pair.made}.t")
     pipeline = pair.pipeline()
     for actions in (Actions(), Actions(alter=True, dry=True)):
-        found = pair.create(pipeline, actions)[f"{pair.made}.t"]
-        assert found.state == "exists"
+        made_table = pair.create(pipeline, actions)[f"{pair.made}.t"]
+        assert made_table.state == "exists"
         assert pair.on_target(f"SHOW CREATE TABLE {pair.made}.t") == before
-    stops = {one.what.split()[2] for one, _ in pair.create(pipeline)[f"{pair.made}.t"].differences if one.stops}
+    stops = {
+        difference.what.split()[2]
+        for difference, _ in pair.create(pipeline)[f"{pair.made}.t"].differences
+        if difference.stops
+    }
     assert stops == {"s", "n", "added", "filled", "bare"}
-    told = "\n".join(one.what for one, _ in pair.create(pipeline)[f"{pair.made}.t"].differences)
+    told = "\n".join(difference.what for difference, _ in pair.create(pipeline)[f"{pair.made}.t"].differences)
     for text in ("own is not on the source", "key own is not", "k allows NULL", "index n is"):
         assert text in told
     altered = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
     assert altered.state == "altered"
-    assert not [one for one, _ in altered.differences if one.stops]
+    assert not [difference for difference, _ in altered.differences if difference.stops]
     wanted = (1, "y", 1, None, None, "it's \U0001f600", None, None, None)  # each where the source has it
     assert pair.on_target(f"SELECT * FROM {pair.made}.t") == [wanted]
     there = known_schema(pair.target, pair.made, "t")
@@ -450,7 +458,7 @@ def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(
     comment = f"SELECT COLUMN_COMMENT FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = '{pair.made}' "
     assert pair.on_target(comment + "AND COLUMN_NAME = 's'") == [("mine",)]
     # Beside rows that exist, `bare` allows NULL; the statement that ends that is told.
-    (strict,) = [alter for one, alter in altered.differences if "column bare allows NULL" in one.what]
+    (strict,) = [alter for difference, alter in altered.differences if "column bare allows NULL" in difference.what]
     assert strict.endswith("NOT NULL")
     pair.on_target(f"DELETE FROM {pair.made}.t", f"ALTER TABLE {pair.made}.t DROP COLUMN bare")
     pair.create(pipeline, Actions(alter=True))
@@ -467,7 +475,7 @@ def test_what_the_target_cannot_have_of_periods_and_long_keys_is_said(mariadb: M
             "CREATE TABLE wide (id INT PRIMARY KEY, v VARCHAR(3000), w VARCHAR(768), UNIQUE long_v (v), KEY w (w))",
         )
         made = pair.create(pair.pipeline(tables="'*': {database: MADE, no_key: rows}"), Actions(create=True))
-        assert {one.state for one in made.values()} == {"created"}, made
+        assert {table.state for table in made.values()} == {"created"}, made
         assert [note for note in made[f"{pair.made}.stays"].notes if "FOR PORTION OF stay fails" in note]
         assert [note for note in made[f"{pair.made}.wide"].notes if "index long_v is left out: the whole v" in note]
         assert len(pair.on_target(f"SHOW INDEX FROM {pair.made}.wide")) == 2
@@ -524,7 +532,7 @@ COLLATIONS = "SELECT COLLATION_NAME, CHARACTER_SET_NAME FROM information_schema.
 
 def ranked(server: Any, known: Mapping[str, str]) -> dict[str, dict[str, int]]:
     """By collation that the server has: the places of the texts in its order. Equal texts have one place."""
-    texts = " UNION ALL ".join(f"SELECT CONVERT(0x{one.encode().hex()} USING utf8mb4) AS s" for one in APART)
+    texts = " UNION ALL ".join(f"SELECT CONVERT(0x{text.encode().hex()} USING utf8mb4) AS s" for text in APART)
     found = {}
     for name, charset in known.items():
         order = (

@@ -95,8 +95,8 @@ def test_both_ways_leave_the_same_where_several_tables_feed_one(
         chance = random.Random(seed)
         batches = [
             [
-                replace(one, origin=origin, ended=chance.choice(["", "", "AB".replace(origin, "")]))
-                for one in _batch(chance)
+                replace(winner, origin=origin, ended=chance.choice(["", "", "AB".replace(origin, "")]))
+                for winner in _batch(chance)
                 for origin in [chance.choice("AB")]
             ]
             for _ in range(3)

@@ -169,7 +169,7 @@ def test_a_survey_asks_each_database_once_and_judges_each_table_as_if_it_were_as
         with TargetSurvey(target, names) as survey:
             together = [judge(name, survey) for name in names]
     assert together == alone
-    assert [type(one).__name__ for one in alone] == ["Destination"] * 3 + ["str"] * 3
+    assert [type(answer).__name__ for answer in alone] == ["Destination"] * 3 + ["str"] * 3
     assert [code in text for code, text in zip(("engine", "column", "table"), together[3:], strict=True)] == [True] * 3
     assert len(asked) - before == before / len(names)
 
@@ -230,15 +230,15 @@ def test_a_table_counts_as_prepared_only_with_everything_that_lockstep_needs_the
             assert not is_prepared(table.facts, ours())
             table.query(f"RENAME TABLE {database}.away TO {database}.{name}")
         table.query(f"ALTER TABLE {database}.t MODIFY id INT NOT NULL")
-        found = table_facts(table.connection, database, ["t"])["t"]
-        altered = replace(found, key=table.facts.key, beside=table.facts.beside)
+        facts = table_facts(table.connection, database, ["t"])["t"]
+        altered = replace(facts, key=table.facts.key, beside=table.facts.beside)
         assert not is_prepared(altered, ours())
         prepare(table.connection, altered)
         assert is_prepared(altered, ours())
         if store == "row":
             table.query(f"ALTER TABLE {database}.t DROP COLUMN _cdc_version")
-            found = table_facts(table.connection, database, ["t"])["t"]
-            assert not is_prepared(replace(found, key=table.facts.key), ours())
+            facts = table_facts(table.connection, database, ["t"])["t"]
+            assert not is_prepared(replace(facts, key=table.facts.key), ours())
 
 
 @EACH_STORE
@@ -270,11 +270,11 @@ def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_mea
         with ThreadPoolExecutor(2) as pool:
             runs = [future.result() for future in [pool.submit(prepared) for _ in range(2)]]
         assert runs[0] == runs[1]
-        assert [one.logical for one in runs[0]] == names
+        assert [destination.logical for destination in runs[0]] == names
         ours = ours_beside(table.connection, database, names)
-        for one in runs[0]:
-            (shard,) = one.shards
+        for destination in runs[0]:
+            (shard,) = destination.shards
             assert is_prepared(shard.facts, ours)
             assert shard.facts.versioned == (store == "row")
-            found = table_facts(table.connection, database, [one.logical])[one.logical]
-            assert shard.facts == replace(found, key=("id",), beside=store == "table")
+            facts = table_facts(table.connection, database, [destination.logical])[destination.logical]
+            assert shard.facts == replace(facts, key=("id",), beside=store == "table")

@@ -218,7 +218,7 @@ def test_a_fence_lets_the_way_back_through_and_nobody_else(table: Table) -> None
     assert kept_out(table, 2, "shop")
     # The application is led back here by the other cutover: nobody writes beside it.
     raise_fences(target, ["shop.t"], "and again", owner="wide")
-    assert all(kept_out(table, 2, one) for one in ("shop", "wide_back", ""))
+    assert all(kept_out(table, 2, name) for name in ("shop", "wide_back", ""))
     # And away again: the fence of the first cutover stays.
     admit(target, ["shop.t"], "wide_back", "wide")
     assert not kept_out(table, 2, "wide_back")
@@ -242,7 +242,7 @@ def test_a_fence_may_keep_a_way_back_out_alone_until_a_cutover_lets_it_in(table:
     raise_fences(target, ["shop.t"], "the application came here", owner="shop")
     admit(target, ["shop.t"], "wide_back", "wide")
     bar(target, ["shop.t"], "wide_back", "the application writes here", "wide")
-    assert all(kept_out(table, 3, one) for one in ("shop", "wide_back"))
+    assert all(kept_out(table, 3, name) for name in ("shop", "wide_back"))
     admit(target, ["shop.t"], "wide_back", "wide")
     assert (kept_out(table, 3, "wide_back"), kept_out(table, 4, "shop")) == (False, True)
     bar(target, ["shop.t"], "wide_back", "the application writes here", "wide")
@@ -269,7 +269,7 @@ def test_versions_in_the_rows_are_nothing_to_a_way_back_that_a_cutover_will_let_
             use = TableUse(pipeline="wide_back", let_in=True)
             with pytest.raises(LockstepError) as caught:
                 open_destination(back, "shop.t", [TableSchema("shop", "t", tuple(columns))], use)
-            return {one.code for one in parts_of(caught.value)}
+            return {error.code for error in parts_of(caught.value)}
 
         raise_fences(target, ["shop.t"], "switched", owner="shop")
         assert problems() == {"target.fenced"}
@@ -283,7 +283,9 @@ def test_a_fence_that_has_to_wait_for_too_long_is_to_be_raised_again(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TARGET", server.url)
-    at_once = [replace(one, value=1) if one.name.endswith("lock_wait_timeout") else one for one in load.WRITING]
+    at_once = [
+        replace(setting, value=1) if setting.name.endswith("lock_wait_timeout") else setting for setting in load.WRITING
+    ]
     monkeypatch.setattr(load, "WRITING", tuple(at_once))
     with target_table(server, *BY_KEY) as table:
         target = target_of(table)

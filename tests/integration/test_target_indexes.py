@@ -200,7 +200,7 @@ def test_whoever_comes_after_a_kill_builds_what_is_due(made: Made, loaded: tuple
     before = made.definition
     made.lose(*loaded)
     assert (made.names, made.due) == ([name for name in ALL if name not in WAIT], [made.table])
-    differences = [one.what for one, _ in made.create(dry=True).differences]
+    differences = [difference.what for difference, _ in made.create(dry=True).differences]
     assert any("are due" in what and all(name in what for name in WAIT) for what in differences)
     assert made.due == [made.table], "--dry-run has built them"
     if by == "a job of a run":

@@ -184,11 +184,11 @@ class World:
             return winners
         rows = record_batch(judged, shard.columns)
         held = versions_of(self.session, shard.facts, rows, key=shard.key, freshness=None, scratch=scratch)
-        versions = [bytes.fromhex(one) for one in version_hex(rows).to_pylist()]
+        versions = [bytes.fromhex(version) for version in version_hex(rows).to_pylist()]
         stale = {
-            id(one)
-            for one, had, version in zip(judged, held, versions, strict=True)
-            if classify(had, version, upsert=one.op == "u", born=False, by_column=False)[0] is RowClass.STALE
+            id(winner)
+            for winner, had, version in zip(judged, held, versions, strict=True)
+            if classify(had, version, upsert=winner.op == "u", born=False, by_column=False)[0] is RowClass.STALE
         }
         return [winner for winner in winners if id(winner) not in stale]
 
@@ -345,7 +345,7 @@ def test_of_equal_keys_that_the_source_holds_for_equal_too_the_newest_stays_what
             for _ in range(2):
                 table.write(rows)
                 ((key, v),) = table.rows("k, v")
-                assert (key, v) == ("A", max(one.version[0] for one in rows))
+                assert (key, v) == ("A", max(winner.version[0] for winner in rows))
         counts = table.write([row("u", "a", 6), row("d", "A", 7)])
         assert (counts.written, counts.stale, table.rows("k, v")) == (1, 1, [])
         # Rows of two sources that do not share their keys are two rows, whatever the collation of each.
@@ -548,7 +548,10 @@ def test_a_key_over_other_columns_than_versions_are_kept_by_is_refused(server: A
     ],
 )
 def test_which_collations_may_hold_more_keys_for_equal(source: str, target: str, expected: bool) -> None:
-    kinds = [parse_column_type("varchar(9)", charset=one.split("_")[0], collation=one) for one in (source, target)]
+    kinds = [
+        parse_column_type("varchar(9)", charset=collation.split("_")[0], collation=collation)
+        for collation in (source, target)
+    ]
     assert coarser(*kinds) is expected
 
 

@@ -99,7 +99,7 @@ def test_tables_that_cannot_roll_back_are_refused_with_a_key_and_without(place: 
 def test_a_table_that_lacks_a_column_of_the_key_is_refused_for_nothing_else(place: Place) -> None:
     for own in ("old INT PRIMARY KEY", "old INT"):
         error = refusal(lambda own=own: place.opened(ID, f"CREATE TABLE t ({own}, v INT)"))
-        codes = {one.code for one in parts_of(error)}
+        codes = {part.code for part in parts_of(error)}
         assert codes == {"target.definition"}
 
 

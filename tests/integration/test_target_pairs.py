@@ -168,7 +168,7 @@ def test_every_value_of_an_allowed_pair_arrives_as_it_is(server: Any, tmp_path: 
                 "same"
             }
             several = [Layout(("id",), ("id", name)) for name in names]
-            plain = [one for one in several if read_back.readable(table.facts, batch.schema, one)]
+            plain = [layout for layout in several if read_back.readable(table.facts, batch.schema, layout)]
             assert len(plain) > 60
             for layout in plain:
                 name = layout.columns[1]
@@ -226,11 +226,13 @@ def test_a_column_that_replaces_null_is_refused_where_the_source_may_have_some(s
     id = Column("id", kind("int"), nullable=False, key_part=1)
     with target_table(server, definition) as table:
         for narrower in (False, True):
-            nullable = TableSchema("s", "t", (id, *(Column(name, kind(one)) for name, one in names.items())))
+            nullable = TableSchema("s", "t", (id, *(Column(name, kind(declared)) for name, declared in names.items())))
             with pytest.raises(Refused, match="replaces null") as caught:
                 require_table(table.facts, nullable, ["id"], name="t", narrower=narrower)
             assert len(caught.value.parts) == 2
-        filled = TableSchema("s", "t", (id, *(Column(name, kind(one), nullable=False) for name, one in names.items())))
+        filled = TableSchema(
+            "s", "t", (id, *(Column(name, kind(declared), nullable=False) for name, declared in names.items()))
+        )
         require_table(table.facts, filled, ["id"], name="t")
         for part in caught.value.parts:
             table.query(part.remedy)
@@ -264,7 +266,7 @@ def test_charsets_that_hold_another_take_all_of_its_characters(server: Any) -> N
         row = {"id": 1} | {f"c{n}": "".join(CHARACTERS[source]) for n, (source, _) in enumerate(chosen)}
         table.write([Winner("u", row, (1, 1, 0, "one"))])
         picked = ", ".join(f"HEX(CONVERT(c{n} USING utf8mb4))" for n in range(len(chosen)))
-        assert [bytes.fromhex(one).decode() for one in table.rows(picked)[0]] == list(row.values())[1:]
+        assert [bytes.fromhex(value).decode() for value in table.rows(picked)[0]] == list(row.values())[1:]
 
 
 FLOATS = {"id": pa.int64(), "f": pa.float32(), "d": pa.float32()}

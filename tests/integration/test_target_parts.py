@@ -87,8 +87,8 @@ def shown(table: Table) -> dict[str, int]:
 
 
 def url_of(table: Table) -> str:
-    one = table.server
-    return f"mysql://{one.user}:{one.password}@{one.host}:{one.port}"
+    address = table.server
+    return f"mysql://{address.user}:{address.password}@{address.host}:{address.port}"
 
 
 @pytest.mark.parametrize("store", ["row", "table"])
@@ -102,7 +102,7 @@ def test_parts_leave_what_one_transaction_leaves(table: Table) -> None:
         found = []
         for size in (0, 1, 4):
             told = [table.write_in_parts(batch, size, run=f"run{at}") for at, batch in enumerate(batches)]
-            figures = [(one.written, one.stale, one.absent, one.equal) for one in told]
+            figures = [(counts.written, counts.stale, counts.absent, counts.equal) for counts in told]
             assert [noted(table, f"run{at}")[0][:3] for at in range(3)] == [figure[:3] for figure in figures]
             found.append((table.everything(), figures))
             table.clear()
@@ -176,10 +176,10 @@ def test_after_a_failover_that_lost_a_part_no_further_part_is_written_and_the_ne
         table.query(f"INSERT INTO {ledger} VALUES {first}")
 
     write_killed(table, rows(1, 2, 3, 4, 5, 6), 2, 1)
-    (one,) = table.query(
+    (line,) = table.query(
         f"SELECT run_id, table_name, logical, written, stale, absent, CAST(at AS CHAR), number FROM {ledger}"
     )
-    first = str(one)
+    first = str(line)
     with pytest.MonkeyPatch.context() as patch:
         between_parts(patch, 2, lose)
         with pytest.raises(RetryLater) as caught:
@@ -266,14 +266,14 @@ def test_the_parts_of_an_empty_table_are_all_loaded_directly(
 ) -> None:
     with target_table(server, f"CREATE TABLE {{name}} {definition}", columns, key) as table:
         batch = [
-            Winner("u", {**dict(zip(key, one, strict=True)), "n": at}, (10, 10, at, "one"))
-            for at, one in enumerate(keys)
+            Winner("u", {**dict(zip(key, key_values, strict=True)), "n": at}, (10, 10, at, "one"))
+            for at, key_values in enumerate(keys)
         ]
         for part_rows in (1, 2, 4):
             parts_written = [True] * (6 // part_rows + (6 % part_rows > 0))
             assert table.write_in_parts(batch, part_rows).written == 6
             assert loads == parts_written
-            assert table.rows(", ".join([*key, "n"])) == [(*one, at) for at, one in enumerate(keys)]
+            assert table.rows(", ".join([*key, "n"])) == [(*key_values, at) for at, key_values in enumerate(keys)]
             again = table.write_in_parts(batch, part_rows)
             assert (again.written, again.equal, loads) == (6, 6, parts_written)
             table.clear()

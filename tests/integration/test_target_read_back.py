@@ -71,11 +71,11 @@ TYPES: dict[str, Typed] = {
     "blobs": Typed("BLOB", pa.binary(), [b"\xff\0", None], ["0xFE00"]),
     "doc": Typed("JSON", pa.string(), ['{"a": [1, 2.5, null]}', '"1"', "[]"], ["'{\"a\": [1, 2.5, true]}'"]),
 }  # fmt: skip
-COLUMNS = {"id": pa.int64(), **{name: one.arrow for name, one in TYPES.items()}, "twice": pa.int32()}
-FAULTS = [(name, fault) for name, one in TYPES.items() for fault in one.faults]
+COLUMNS = {"id": pa.int64(), **{name: typed.arrow for name, typed in TYPES.items()}, "twice": pa.int32()}
+FAULTS = [(name, fault) for name, typed in TYPES.items() for fault in typed.faults]
 DEFINITION = (
     "CREATE TABLE {name} (id BIGINT PRIMARY KEY, "
-    + ", ".join(f"`{name}` {one.declared}" for name, one in TYPES.items())
+    + ", ".join(f"`{name}` {typed.declared}" for name, typed in TYPES.items())
     + ", twice INT AS (tiny * 2), own INT DEFAULT 7) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 )
 
@@ -101,7 +101,7 @@ def read_back_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(at: int, seed: int = 0) -> dict[str, Any]:
-    values = {name: one.values[(at + seed) % len(one.values)] for name, one in TYPES.items()}
+    values = {name: typed.values[(at + seed) % len(typed.values)] for name, typed in TYPES.items()}
     return values | {"twice": None if values["tiny"] is None else 2 * values["tiny"]}
 
 
@@ -144,7 +144,7 @@ def test_a_fault_in_any_type_is_found_and_all_other_rows_need_no_server(
     assert both(table, session, rows, tmp_path) == (["same"] * len(rows), [True] * len(rows))
     table.query(f"UPDATE {table.facts.name} SET own = id")  # a column that the source lacks
     for at, (name, fault) in enumerate(FAULTS):
-        ids = [one.values["id"] for one in rows[2 * at : 2 * at + 2]]
+        ids = [winner.values["id"] for winner in rows[2 * at : 2 * at + 2]]
         assert any(plant(table, id, name, fault) for id in ids), (name, fault)
     words, found = both(table, session, rows, tmp_path)
     assert [word == "same" for word in words] == found
@@ -159,7 +159,7 @@ def test_versions_missing_surplus_swapped_and_removed_rows(
     table.clear()
     rows = winners(40, apart=2)
     table.write(rows)
-    ids = [one.values["id"] for one in rows]
+    ids = [winner.values["id"] for winner in rows]
     name = table.facts.name
     table.query(f"DELETE FROM {name} WHERE id = {ids[1]}")
     table.query(f"UPDATE {name} SET _cdc_version = NULL WHERE id = {ids[2]}")
@@ -201,7 +201,8 @@ def test_rows_that_lack_values_have_literals_or_share_a_key(
     rows = [*rows[:3], literal, *rows[4:9], dateless, *rows[10:]]
     table.write(rows)
     lacking = [
-        replace(one, values={**one.values, "tiny": None, "txt": None}, absent=["tiny", "txt"]) for one in rows[:3]
+        replace(winner, values={**winner.values, "tiny": None, "txt": None}, absent=["tiny", "txt"])
+        for winner in rows[:3]
     ]
     words, found = both(table, session, [*lacking, *rows[3:]], tmp_path)
     assert set(words) == {"same"}
@@ -234,7 +235,7 @@ def test_the_error_value_of_an_enum_goes_to_the_server_which_refuses_to_load_it(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(-300, 300), st.integers(0, 60), st.sampled_from("uuud")), min_size=1, max_size=25,
-             unique_by=lambda one: one[0]),
+             unique_by=lambda drawn: drawn[0]),
     st.lists(st.tuples(st.integers(0, 24), st.sampled_from(FAULTS)), max_size=6),
     st.sets(st.integers(0, 24), max_size=3),
 )  # fmt: skip
@@ -304,4 +305,4 @@ def test_a_range_never_has_room_for_many_other_rows(kind: type[np.integer]) -> N
         assert tails[0].startswith(f"k BETWEEN {keys[0]} AND {keys[-1]}") == dense
         if not dense:
             asked = ",".join(tail.removeprefix("k IN (").removesuffix(")") for tail in tails)
-            assert [int(one) for one in asked.split(",")] == keys
+            assert [int(text) for text in asked.split(",")] == keys

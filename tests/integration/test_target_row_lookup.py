@@ -148,11 +148,11 @@ def test_values_that_are_longer_than_what_the_server_casts_come_along_whole_and_
 ) -> None:
     def held() -> Any:
         with long.session() as session:
-            (one,) = versions_of(
+            (version,) = versions_of(
                 session, long.table.facts, long.asked(), key=("id",), freshness=None, scratch=tmp_path,
                 columns={"v": isinstance(long.value, bytes)},
             )  # fmt: skip
-        return one.values["v"]
+        return version.values["v"]
 
     if long.kind == "json" and not is_mariadb(long.table.connection):  # it does not print such a document
         assert refusal(held).code == "target.limit"

@@ -314,7 +314,7 @@ def test_a_row_that_does_not_fit_is_named_and_nothing_is_written(
 
 
 def refused_keys(table: Table) -> list[int]:
-    return [decode(one.version).seq for one in table.unfit]
+    return [decode(row.version).seq for row in table.unfit]
 
 
 def test_rows_that_do_not_fit_are_set_aside_and_all_others_written(table: Table) -> None:
@@ -328,7 +328,7 @@ def test_rows_that_do_not_fit_are_set_aside_and_all_others_written(table: Table)
     counts = table.write(rows[:20], rows[20:], quarantine=True)
     assert (counts.written, counts.quarantined) == (37, 3)
     assert sorted(refused_keys(table)) == [103, 117, 139]
-    assert all("code" in one.reason for one in table.unfit)
+    assert all("code" in row.reason for row in table.unfit)
     assert dict(table.rows("id, code"))[3] == "old"
     assert {17, 39}.isdisjoint(dict(table.rows("id, code")))
     before = table.everything()
@@ -466,7 +466,8 @@ def test_rows_are_locked_from_the_comparison_to_the_commit(table: Table, monkeyp
 def test_a_row_that_another_session_holds_is_tried_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write([shop("u", 1, "a", 1, 10)])
     waits_less = tuple(
-        replace(one, value=1) if one.name == "innodb_lock_wait_timeout" else one for one in load_module.WRITING
+        replace(setting, value=1) if setting.name == "innodb_lock_wait_timeout" else setting
+        for setting in load_module.WRITING
     )
     monkeypatch.setattr(load_module, "WRITING", waits_less)
     with connect(table.server, where="test") as other, other.cursor() as cursor:
@@ -744,6 +745,6 @@ def test_tables_written_one_after_the_other_share_a_session_until_an_error_ends_
         assert table.write([shop("u", 1, "c", len(opened), 3 + len(opened))], session=session).written == 1
     assert len(opened) == 3
     assert table.rows() == [(1, "c", 2), (2, "a", 2)]
-    for one in opened:
-        if one.open:
-            one.close()
+    for connection in opened:
+        if connection.open:
+            connection.close()

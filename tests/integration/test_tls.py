@@ -73,7 +73,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ours, others = Authority("ours", files, 1), Authority("others", files, 2)
     for path, name in zip((*ours.signs("server", HOSTS), ours.ca), ("cert.pem", "key.pem", "ca.pem"), strict=True):
         shutil.copy(path, files / name)
-    options = {f"ssl-{one}": str(files / f"{one}.pem") for one in ("ca", "cert", "key")}
+    options = {f"ssl-{name}": str(files / f"{name}.pem") for name in ("ca", "cert", "key")}
     if request.param == "mysql":
         set_up(MYSQL)
     start: Callable[..., Any] = MariaDb.start if request.param == "mariadb" else MySql.start
@@ -123,8 +123,8 @@ def test_who_is_not_verified_beyond_loopback_is_warned_of(server: Server) -> Non
         export({"DB": server.url(host, options)})
         with connected(findings, "source shop", "env:DB") as connection:
             assert connection is not None
-        warned = [one.what for one in findings.made if one.status == "warn"]
-        assert [said in one for one in warned] == ([True] if said else []), (host, options, warned)
+        warned = [finding.what for finding in findings.made if finding.status == "warn"]
+        assert [said in text for text in warned] == ([True] if said else []), (host, options, warned)
 
 
 CERTIFICATES: dict[str, Callable[[Server], tuple[Path, Path]]] = {

@@ -58,7 +58,7 @@ def typed(run: Verified, name: str = "types", key: str = "id INT PRIMARY KEY") -
 
 def insert_typed(run: Verified, ids: range) -> None:
     values = ", ".join(value for _, value, _ in TYPES.values())
-    run.source(*(f"INSERT INTO types VALUES ({one}, {values})" for one in ids))
+    run.source(*(f"INSERT INTO types VALUES ({key}, {values})" for key in ids))
 
 
 def test_a_bit_in_each_type_is_found_and_the_target_is_accused(verified: Callable[..., Verified]) -> None:
@@ -345,8 +345,10 @@ def test_a_target_of_other_types_charsets_and_collations_is_equal(verified: Call
 def apply(run: Verified, chance: random.Random) -> None:
     """Applies what is staged to the target's table `number`, row by row, as runs would: late, and never all at once."""
     batches = list(run.meta.batches.find("shop"))
-    known = {batch.batch_id for batch in batches}
-    rows = table_state(run.store, [one for one in run.chain if one.batch_id in known], "number").to_pylist()
+    batch_ids = {batch.batch_id for batch in batches}
+    rows = table_state(
+        run.store, [manifest for manifest in run.chain if manifest.batch_id in batch_ids], "number"
+    ).to_pylist()
     with closing(run.origin.sql.connect(run.place, autocommit=True)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT id FROM number")
         for (gone,) in set(cursor.fetchall()) - {(row["id"],) for row in rows}:
@@ -495,7 +497,7 @@ def test_several_tables_that_feed_one_and_one_that_feeds_two_are_verified(verifi
     run = verified()
     run.joined(range(20), range(100, 120))
     run.load("all_a", "all_b")
-    assert {name: one.equal for name, one in run.verify().items()} == {"all": True, "all_a": True, "all_b": True}
+    assert {name: table.equal for name, table in run.verify().items()} == {"all": True, "all_a": True, "all_b": True}
     run.target("DELETE FROM `all` WHERE id = 105", "UPDATE all_a SET v = 'fault' WHERE id = 3")
     run.source("UPDATE all_b SET v = 'later' WHERE id = 107")
     result = run.verify()

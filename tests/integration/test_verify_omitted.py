@@ -24,14 +24,14 @@ def test_a_table_that_became_system_versioned_is_named_and_its_stale_rows_are_no
     run = verified(tables=ISOLATE)
     run.numbers()
     run.numbers(table="other")
-    assert all(one.equal for one in run.verify().values())
+    assert all(result.equal for result in run.verify().values())
     run.source("ALTER TABLE number ADD SYSTEM VERSIONING", "UPDATE number SET v = 'stale' WHERE id = 3")
     run.extract()
 
     done = run("verify")
     assert (done.code, done.document["equal"]) == (3, False)
     of = {table["table"]: table for table in done.document["tables"]}
-    assert {name: one["verdict"] for name, one in of.items()} == {"number": "not compared", "other": "equal"}
+    assert {name: document["verdict"] for name, document in of.items()} == {"number": "not compared", "other": "equal"}
     assert of["number"]["error"]["code"] == "verify.not_comparable"
     assert "system-versioned" in of["number"]["error"]["what"]
 
@@ -57,13 +57,13 @@ def test_of_several_source_tables_one_that_cannot_be_read_leaves_their_target_un
     for name, first in (("all_a", 0), ("all_b", 100)):
         run.target(f"CREATE TABLE {name} (id INT PRIMARY KEY)", f"INSERT INTO {name} VALUES ({first}), ({first + 1})")
     run.consumed()
-    assert all(one.equal for one in run.verify().values())
+    assert all(result.equal for result in run.verify().values())
     run.target("DELETE FROM `all` WHERE id = 100")
 
     assert run("verify").code == 4  # its finding is kept
     run.source("ALTER TABLE all_b ADD SYSTEM VERSIONING")
     found = run.verify()
-    assert {name: one.error.code if one.error else "" for name, one in found.items()} == {
+    assert {name: result.error.code if result.error else "" for name, result in found.items()} == {
         "all": "verify.not_comparable", "all_a": "", "all_b": "verify.not_comparable",
     }  # fmt: skip
     # The table that can be read does not have the row: a repair must not take that for an answer.
@@ -95,7 +95,7 @@ def test_rows_of_a_table_that_the_source_has_dropped_are_not_equal_until_they_ar
     shop.consumed()
 
     def said() -> dict[str, str]:
-        return {name: one.error.code if one.error else "" for name, one in shop.verify().items()}
+        return {name: result.error.code if result.error else "" for name, result in shop.verify().items()}
 
     assert said() == {"number": "verify.source_gone", "other": ""}
     job = shop.job()
@@ -116,7 +116,7 @@ def test_a_table_that_the_pipeline_leaves_out_is_not_compared_and_nobody_asks_fo
     shop.change(tables=f"exclude: ['{shop.origin.name}[.]number']")
     shop.source("DROP TABLE number")
     shop.extract()
-    assert {name: one.equal for name, one in shop.verify().items()} == {"other": True}
+    assert {name: result.equal for name, result in shop.verify().items()} == {"other": True}
 
 
 @FIRST_MARIADB

@@ -125,9 +125,9 @@ def test_killed_it_continues_after_the_last_range_and_keeps_what_it_had_found(
     assert (result.source_rows, result.target_rows, result.found) == (40, 39, {"target": 4}) == (
         whole.source_rows, whole.target_rows, whole.found,
     )  # fmt: skip
-    known = shop.meta.verifications.find("copy")
-    assert known is not None
-    assert (known.progress, known.evidence["ordered"]["differences"]) == ("", 4)
+    verification = shop.meta.verifications.find("copy")
+    assert verification is not None
+    assert (verification.progress, verification.evidence["ordered"]["differences"]) == ("", 4)
 
 
 @FIRST_MARIADB
@@ -149,9 +149,9 @@ def test_continued_after_a_repair_it_does_not_count_the_rows_that_were_repaired(
 
 
 def tallied(run: Verified) -> dict[str, Any]:
-    known = run.meta.verifications.find("copy")
-    assert known is not None
-    progress = VerifyProgress.from_text(known.progress)
+    verification = run.meta.verifications.find("copy")
+    assert verification is not None
+    progress = VerifyProgress.from_text(verification.progress)
     assert progress is not None
     return {name: dict(table.found) for name, table in progress.tables.items()}
 
@@ -346,7 +346,7 @@ def test_what_cannot_be_counted_or_sampled_is_refused(verified: Callable[..., Ve
     run.numbers(5, key="")
     run.numbers(5, table="filtered")
     codes = {
-        mode: {name: one.error.code if one.error else "" for name, one in run.verify(mode=mode).items()}
+        mode: {name: result.error.code if result.error else "" for name, result in run.verify(mode=mode).items()}
         for mode in (Mode.COUNT, Mode.MAX_ID, Mode.RANDOM)
     }
     assert codes == {

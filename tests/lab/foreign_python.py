@@ -14,8 +14,10 @@ from packaging.utils import canonicalize_name
 PACKAGES = {
     "annotated_types": "annotated-types",
     "cryptography": "cryptography",
+    "great_expectations": "great-expectations",
     "numba": "numba",
     "numpy": "numpy",
+    "pandas": "pandas",
     "pyarrow": "pyarrow",
     "pydantic": "pydantic",
     "pymysql": "PyMySQL",
@@ -40,10 +42,10 @@ def site_packages(folder: Path) -> Path:
 
 
 def install_into(site: Path, *, without: tuple[str, ...] = ()) -> None:
-    for one in _required():
-        if one.metadata["Name"] not in without:
-            for name in {PurePosixPath(name).parts[0] for name in _files_of(one)}:
-                (site / name).symlink_to(Path(str(one.locate_file(name))))
+    for package in _required():
+        if package.metadata["Name"] not in without:
+            for name in {PurePosixPath(name).parts[0] for name in _files_of(package)}:
+                (site / name).symlink_to(Path(str(package.locate_file(name))))
 
 
 def _required() -> list[Distribution]:

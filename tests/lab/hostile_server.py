@@ -116,13 +116,13 @@ class Listener:
     ) -> None:
         self.ended.set()
         self._listener.close()
-        for one in self._open:
+        for connection in self._open:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
-        for one in self._open:
-            one.close()
+        for connection in self._open:
+            connection.close()
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, daemon=True)
@@ -183,7 +183,7 @@ class FakeServer(Listener):
         """Whether the password reached this server, in any form that it can read."""
         plain = password.encode()
         xored = bytes(byte ^ SALT[at % len(SALT)] for at, byte in enumerate(plain))
-        return any(one in text for one in (plain, xored) for text in (bytes(self.received), *self.decrypted))
+        return any(secret in text for secret in (plain, xored) for text in (bytes(self.received), *self.decrypted))
 
     def serve(self, client: socket.socket) -> None:
         wire, login = Wire(client), self.login

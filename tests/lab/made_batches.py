@@ -87,10 +87,10 @@ def covered(manifests: Sequence[Manifest], *, how: How = How.CREATED, rows: int 
     """The same, and the first of each source says that all tables of the source have this coverage."""
     seen: set[str] = set()
     found = []
-    for one in manifests:
-        first, begin = one.source not in seen, one.begin.position
-        seen.add(one.source)
+    for batch in manifests:
+        first, begin = batch.source not in seen, batch.begin.position
+        seen.add(batch.source)
         names = {each.schemas[part.schema_id].name for each in manifests for part in each.parts}
         coverage = TableCoverage(how, begin.seq - 1, 0, str(begin), rows)
-        found.append(replace(one, coverage=dict.fromkeys(sorted(names), coverage)) if first else one)
+        found.append(replace(batch, coverage=dict.fromkeys(sorted(names), coverage)) if first else batch)
     return found

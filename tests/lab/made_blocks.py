@@ -67,19 +67,22 @@ def block(
     count = len(made)
     starts = begin.offset + ENTRY_BYTES * np.arange(count, dtype=np.int64)
     seqs = []
-    for index, one in enumerate(made):
+    for index, transaction in enumerate(made):
         own = Position(begin.timeline, begin.file, int(starts[index])).seq
-        seqs.append(own if one.seq is None else one.seq)
+        seqs.append(own if transaction.seq is None else transaction.seq)
     entries = Entries(
-        kind=np.array([one.kind for one in made], np.uint8),
+        kind=np.array([transaction.kind for transaction in made], np.uint8),
         begin=starts,
         end=starts + ENTRY_BYTES,
         seq=np.array(seqs, np.int64),
-        commit_ts_us=np.array([one.ts for one in made], np.int64),
+        commit_ts_us=np.array([transaction.ts for transaction in made], np.int64),
         events=np.full(count, 3, np.int64),
-        rows=np.array([len(one.changes) if one.rows is None else one.rows for one in made], np.int64),
-        size_bytes=np.array([one.size_bytes for one in made], np.int64),
-        gtids=gtids_of([one.gtid for one in made]),
+        rows=np.array(
+            [len(transaction.changes) if transaction.rows is None else transaction.rows for transaction in made],
+            np.int64,
+        ),
+        size_bytes=np.array([transaction.size_bytes for transaction in made], np.int64),
+        gtids=gtids_of([transaction.gtid for transaction in made]),
         trace=starts,
         trace_crc=np.arange(count, dtype=np.int64) + 1,
     )
@@ -97,8 +100,8 @@ def gtids_of(texts: Sequence[str]) -> EntryGtids:
 
 def _tables(made: Sequence[Made], source: str, begin: Position, seqs: Sequence[int]) -> tuple[TableRows, ...]:
     rows: dict[tuple[str, str], tuple[TableSchema, list[dict[str, Any]], list[int]]] = {}
-    for index, one in enumerate(made):
-        for ordinal, change in enumerate(one.changes):
+    for index, transaction in enumerate(made):
+        for ordinal, change in enumerate(transaction.changes):
             logical = change.logical or change.schema.name
             _, records, entry = rows.setdefault((logical, change.schema.id), (change.schema, [], []))
             entry.append(index)
@@ -107,13 +110,13 @@ def _tables(made: Sequence[Made], source: str, begin: Position, seqs: Sequence[i
                     **change.after,
                     "_before": change.before,
                     "_cdc_op": change.op,
-                    "_cdc_ts": one.ts,
+                    "_cdc_ts": transaction.ts,
                     "_cdc_source": source,
                     "_cdc_file": begin.file,
                     "_cdc_pos": begin.offset + ENTRY_BYTES * index + 50,
-                    "_cdc_row": one.first_row + ordinal,
+                    "_cdc_row": transaction.first_row + ordinal,
                     "_cdc_seq": seqs[index],
-                    "_cdc_gtid": one.gtid or None,
+                    "_cdc_gtid": transaction.gtid or None,
                     "_cdc_literal": list(change.literal.items()) if change.literal else None,
                     "_cdc_absent": absent_text(change.absent),
                 }

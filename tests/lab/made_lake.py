@@ -154,14 +154,14 @@ class MadeLake:
         self._runs += 1
         tables = self.opened()
         live = tables.live()
-        known, rule = tables.change_rows(live[2]), TableRule(pa.schema(self.row), self.key)
+        change_rows, rule = tables.change_rows(live[2]), TableRule(pa.schema(self.row), self.key)
         new: list[NewFile] = []
         for manifest in manifests:
             for part in manifest.parts:
                 file = FileOfEvents(part, manifest.schemas[part.schema_id], part.key_changes)
                 for events in file_events(store, file, rule):
-                    new += write_rows(known.files, new_rows(known, events))
-        change = _done(known.files, change_due(known.live, new, {}))
+                    new += write_rows(change_rows.files, new_rows(change_rows, events))
+        change = _done(change_rows.files, change_due(change_rows.live, new, {}))
         return list(on_run_branch(live, (FileChange(), FileChange(), change), {RUN: run or f"run_{self._runs}"}))
 
     def changes(self) -> list[dict[str, Any]]:
@@ -177,8 +177,8 @@ class MadeLake:
 
     def scanned(self, *, tombstones: bool = False) -> list[dict[str, Any]]:
         """What a reader sees, by PyIceberg's own scan."""
-        found: list[dict[str, Any]] = self.table(tombstones=tombstones).scan().to_arrow().to_pylist()
-        return found
+        rows: list[dict[str, Any]] = self.table(tombstones=tombstones).scan().to_arrow().to_pylist()
+        return rows
 
 
 def _done(files: KeyedFiles, due: ChangeDue) -> FileChange:
@@ -210,11 +210,12 @@ class _New:
             (mirror.rows, mirror.live, self.gone, removing),
             (mirror.tombstones, mirror.buried, self.dug_up, fresh),
         ):
-            for one in live if mine else ():
-                if found := removed_by(files, one, mine):
-                    if files.flagged and (left := left_to_truncates({one.path: found}, gone)):
-                        self.rows += write_rows(files, truncated_rows(files, one, left[one.path], mine))
-                    gone[one.path] |= found
+            for file in live if mine else ():
+                if removed := removed_by(files, file, mine):
+                    if files.flagged and (left := left_to_truncates({file.path: removed}, gone)):
+                        for rows in truncated_rows(files, file, left[file.path], mine):
+                            self.rows += write_rows(files, rows)
+                    gone[file.path] |= removed
 
 
 def through_parquet(rows: pa.Table) -> pa.Table:
@@ -224,5 +225,5 @@ def through_parquet(rows: pa.Table) -> pa.Table:
     return pq.read_table(io.BytesIO(file.getvalue()))
 
 
-def deleted_share(one: LiveFile) -> float:
-    return one.deleted / one.rows
+def deleted_share(file: LiveFile) -> float:
+    return file.deleted / file.rows

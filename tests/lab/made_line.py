@@ -55,11 +55,11 @@ class Line:
 
     @classmethod
     def open(cls, root: Path, **changed: Any) -> Line:
-        one = pipeline(root, **changed)
+        made = pipeline(root, **changed)
         (root / "stage").mkdir(exist_ok=True)
         if not (root / "meta.db").exists():
             (root / "meta.db").write_bytes(empty_meta())
-        return cls(one, Meta.open(one.meta.url, one.pipeline), open_store(one.stage.uri), {})
+        return cls(made, Meta.open(made.meta.url, made.pipeline), open_store(made.stage.uri), {})
 
     def with_targets(self, *targets: dict[str, Any]) -> Line:
         data = self.pipeline.model_dump() | {

@@ -65,5 +65,5 @@ def truncate(schema: TableSchema = ORDERS, **rest: Any) -> Change:
     return Change(schema, "t", {}, **rest)
 
 
-def rows(found: pa.Table, *names: str) -> list[tuple[Any, ...]]:
-    return [tuple(row[name] for name in names) for row in found.to_pylist()]
+def rows(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in table.to_pylist()]

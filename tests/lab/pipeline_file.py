@@ -50,7 +50,7 @@ def pipeline_document(folder: Path, database: str, *, source: Section = "", **se
 def changed(document: Mapping[str, Any], *, source: Section = "", **sections: Any) -> dict[str, Any]:
     """The document with other keys, as `pipeline_document` takes them."""
     made = dict(document)
-    made["sources"] = [{**one, **keys(source)} for one in made["sources"]]
+    made["sources"] = [{**entry, **keys(source)} for entry in made["sources"]]
     for name, section in sections.items():
         value = yaml.safe_load(section) if isinstance(section, str) and section.lstrip().startswith("[") else section
         if name in ("pipeline", "schedule") or isinstance(value, list):

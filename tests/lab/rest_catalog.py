@@ -138,8 +138,8 @@ def _handler(server: RestCatalogServer) -> type[BaseHTTPRequestHandler]:
                 return {"namespace": self.body["namespace"], "properties": {}}
             if parts == ["transactions", "commit"]:
                 self._commit([
-                    ((*one["identifier"]["namespace"], one["identifier"]["name"]), one)
-                    for one in self.body["table-changes"]
+                    ((*change["identifier"]["namespace"], change["identifier"]["name"]), change)
+                    for change in self.body["table-changes"]
                 ])  # fmt: skip
                 return None
             if len(parts) == 3:

@@ -45,8 +45,8 @@ class TcpProxy:
         self._ended.set()
         self._listener.close()
         self.cut()
-        for one in self._old:
-            one.close()
+        for connection in self._old:
+            connection.close()
         for thread in self._threads:
             thread.join()
 
@@ -55,8 +55,8 @@ class TcpProxy:
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
-            for one in pair:
-                one.close()
+            for connection in pair:
+                connection.close()
 
     def cut_after(self, size_bytes: int, *, once: bool = False) -> None:
         """Every connection, or the first only, ends when so many bytes came from the server; 0: none does."""
@@ -81,7 +81,7 @@ class TcpProxy:
         """Old connections stay open, and nothing passes in them, ever; new ones work."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
-        self._old += [one for pair in pairs for one in pair]
+        self._old += [connection for pair in pairs for connection in pair]
 
     def slow(self, pause_s: float, piece_bytes: int = 500) -> None:
         """A piece at a time, and a pause after it."""
@@ -126,15 +126,15 @@ class TcpProxy:
                 if self._still.is_set():
                     self._ended.wait(0.02)
                     continue
-                for one in select.select([client, server], [], [], 0.05)[0]:
-                    data = one.recv(self._piece_bytes if self._slow_s else 1 << 16)
+                for connection in select.select([client, server], [], [], 0.05)[0]:
+                    data = connection.recv(self._piece_bytes if self._slow_s else 1 << 16)
                     if not data:
                         raise OSError
                     with self._lock:
                         if pair not in self._pairs:
                             return
                     self._ended.wait(self._slow_s)
-                    if one is server:
+                    if connection is server:
                         self.passed += len(data)
                         if self._cut_after and left <= len(data):
                             client.sendall(data[:left])
@@ -142,10 +142,10 @@ class TcpProxy:
                             raise OSError
                         left -= len(data)
                         data = self._as_it_arrives(data)
-                    (server if one is client else client).sendall(data)
+                    (server if connection is client else client).sendall(data)
         except (OSError, ValueError):
-            for one in pair:
-                one.close()
+            for connection in pair:
+                connection.close()
 
     def _as_it_arrives(self, data: bytes) -> bytes:
         if not self._bent or len(data) < 100:

@@ -118,7 +118,7 @@ class Stage:
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         rows = staged_table(schema, changes)
-        pq.write_table(rows, place, compression="zstd")
+        pq.write_table(rows, place, compression="zstd", row_group_size=7)
         data = place.read_bytes()
         absent = sum(bool(change.absent) for change in changes)
         sha256 = hashlib.sha256(data).hexdigest()
@@ -183,6 +183,7 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 
 def merge_by(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who merges: the "driver", or "spark", which gets each table in parts."""
+    """Who merges: the "driver", or "spark", which gets each table in parts, and each file in shares."""
     monkeypatch.setattr(Job, "small", way == "driver")
     monkeypatch.setattr("spark_jobs.merge._parts", lambda job, _: 1 if job.small else 3)
+    monkeypatch.setattr("cdc_core.stage.staged_events.SHARE_BYTES", 1)

@@ -163,7 +163,7 @@ class TargetLine:
         self.columns_are_as_said(plan)
         merged, filtered, written = self.counts(plan)
         assert merged.rows + merged.key_changes == merged.winners + merged.superseded
-        done = sum(one.written + one.stale + one.absent + one.quarantined for one in written)
+        done = sum(counts.written + counts.stale + counts.absent + counts.quarantined for counts in written)
         assert merged.winners == done + filtered.stale
 
 

@@ -25,12 +25,13 @@ from cdc_core.stage.stores import open_store
 from cdc_core.targets.bookkeeping.fence import lower_fences, raise_fences
 from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
 from cdc_core.targets.tables import compare_columns
-from spark_jobs import quality
+from spark_jobs import quality, suite_parts
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check
 from spark_jobs.quality_rows import Sample, spaced
+from spark_jobs.suite_parts import judge_in_parts
 from spark_jobs.table_tasks import together
 from spark_jobs.write import FilteredRows, shard_pieces, write, write_pieces
 from tests.history_model import Change
@@ -247,7 +248,7 @@ def test_each_file_to_be_written_holds_its_rows_by_shard_in_the_order_of_their_k
     left_behind.parent.mkdir(parents=True)
     left_behind.write_bytes(b"PAR1")
     write(line.job(plan))
-    assert [one.equal for one in line.counts(plan)[2]] == [2, 2, 2, 2]
+    assert [counts.equal for counts in line.counts(plan)[2]] == [2, 2, 2, 2]
 
 
 def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the_order_of_runs(
@@ -310,28 +311,32 @@ def test_a_run_of_more_rows_than_are_judged_in_memory_is_judged_by_spark_and_as_
             check(line.job(plan))
         folder = line.stage.root / plan.quality_folder("shards")
         found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("staged", "merged", "target")}
-        assert {one["engine"] for one in found.values()} == engines
         return {
             name: (
-                one["success"], one["rows"], [each["success"] for each in one["expectations"]],
-                sorted((row["_key"], row["_outcome"]) for row in one.get("examples", ())),
+                verdict["success"], verdict["rows"], [each["success"] for each in verdict["expectations"]],
+                sorted((row["_key"], row["_outcome"]) for row in verdict.get("examples", ())),
             )
-            for name, one in found.items()
+            for name, verdict in found.items()
         }  # fmt: skip
 
     def the_same_by_spark() -> dict[str, Any]:
-        nonlocal engines
-        engines = {"pandas"}
         in_memory = verdicts()
+        stages: list[str] = []
+
+        def in_parts(job: Any, stage: str, rows: Any) -> dict[str, Any]:
+            stages.append(stage)
+            return judge_in_parts(job, stage, rows)
+
         with monkeypatch.context() as patch, line.by_spark():
             patch.setattr(quality, "GATHERED_ROWS", 2)
-            engines = {"spark"}
+            patch.setattr(suite_parts, "PART_ROWS", 3)
+            patch.setattr(suite_parts, "judge_in_parts", in_parts)
             assert verdicts() == in_memory
+        assert stages == ["staged", "merged", "target"]
         return in_memory
 
-    engines: set[str] = set()
     plan = line.run(*FIRST, order("d", 8, 8, "c8", 11))
-    assert all(one[0] for one in the_same_by_spark().values())
+    assert all(outcome[0] for outcome in the_same_by_spark().values())
 
     line.query(f"UPDATE {line.prefix}_0.orders_1 SET code = 'Tampered' WHERE id = 5")
     line.query(f"DELETE FROM {line.prefix}_1.orders_0 WHERE id = 2")
@@ -339,7 +344,7 @@ def test_a_run_of_more_rows_than_are_judged_in_memory_is_judged_by_spark_and_as_
     pq.write_table(pa.concat_tables([pq.read_table(path), pq.read_table(path).slice(0, 1)]), path)
     found = the_same_by_spark()
     assert found["target"][3] == [("2", "missing"), ("5", "differs")]
-    assert [one[0] for one in found.values()] == [True, False, False]
+    assert [outcome[0] for outcome in found.values()] == [True, False, False]
     assert found["merged"][2][:2] == [False, False]  # their number, and that no key stands twice
 
 
@@ -363,7 +368,7 @@ def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_i
         patch.setattr(quality, "GATHERED_ROWS", 1)
         check(line.job(plan))
     by_spark = json.loads((folder / "target.json").read_text())
-    assert {**by_spark, "expectations": []} == verdict | {"engine": "spark", "expectations": []}
+    assert by_spark == verdict
 
     for place in line.places:
         line.query(f"UPDATE {place} SET code = CONCAT('x', id)")
@@ -394,7 +399,7 @@ def test_quality_fails_when_a_staged_order_key_stands_twice(line: TargetLine) ->
         check(line.job(plan))
     verdict = json.loads((line.stage.root / plan.quality_folder("shards") / "staged.json").read_text())
     failed = [expectation for expectation in verdict["expectations"] if not expectation["success"]]
-    assert [one["expectation"] for one in failed] == ["expect_compound_columns_to_be_unique"]
+    assert [expectation["expectation"] for expectation in failed] == ["expect_compound_columns_to_be_unique"]
 
 
 def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgotten_with_their_file(
@@ -422,7 +427,7 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
         check(line.job(plan))
     by_spark = json.loads((folder / "own-0.json").read_text())
     assert (merged["engine"], by_spark["engine"]) == ("pandas", "spark")
-    counts = [one["expectations"][0]["result"]["partial_unexpected_counts"] for one in (merged, by_spark)]
+    counts = [verdict["expectations"][0]["result"]["partial_unexpected_counts"] for verdict in (merged, by_spark)]
     assert (by_spark["rows"], counts[1]) == (9, counts[0])
     check(line.job(plan))
     assert "orders.yaml on staged shop.orders" in (folder / "report.html").read_text()
@@ -436,7 +441,7 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
         check(line.job(plan))
     line.pipeline = line.pipeline.model_copy(update={"quality": Quality()})
     check(line.job(plan))
-    assert sorted(found.name for found in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
+    assert sorted(path.name for path in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
 
 
 @ALSO_BY_SPARK
@@ -454,7 +459,7 @@ def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_
     )
     line.adds_up(plan)
     _, _, written = line.counts(plan)
-    assert sum(one.quarantined for one in written) == 2
+    assert sum(counts.quarantined for counts in written) == 2
     found = {row[0]: row[1:] for rows in line.rows().values() for row in rows}
     assert (found[1], found[2]) == ((1, "c1"), (3, "moved"))
     assert {20, 30}.isdisjoint(found)
@@ -635,7 +640,7 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
     pieces = shard_pieces(job, job.destination(table), FilteredRows(paths, shards=[2 * int(d) + int(t)]))
     done, error = together(write_pieces(job, pieces))
     assert error is None
-    assert [one.counts.written for one in done] == [1]
+    assert [result.counts.written for result in done] == [1]
 
     source.update(3, 3, code="new")
     changes = [*first, *source.taken()]
@@ -714,7 +719,7 @@ def test_a_truncate_removes_what_is_older_in_every_shard_and_no_older_change_com
     assert line.rows() == left
     line.adds_up(plan)
     _, _, written = line.counts(plan)
-    assert sum(one.written for one in written) == 2
+    assert sum(counts.written for counts in written) == 2
     late = line.run(order("u", 3, 3, "late", 19, code="c3"), Change("t", {}, 14))
     for again in (first, plan, newer, late):
         line.again(again)

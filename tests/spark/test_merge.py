@@ -171,7 +171,7 @@ def test_files_that_are_removed_while_they_are_read_end_a_merge_with_an_error_th
     stage = Stage(tmp_path)
     added = [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)]
     stage.add("shop.items", ITEMS, added)
-    stage.add("shop.items", ITEMS, [replace(one, seq=30) for one in added[:3]])
+    stage.add("shop.items", ITEMS, [replace(change, seq=30) for change in added[:3]])
     plan = stage.plan("r", {"shop.items": ["a", "b"]})
     job = Job(lambda: spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
     reader = "file_events" if way == "driver" else "shuffled"

@@ -131,7 +131,7 @@ def test_runs_that_take_over_repeat_and_wake_late_leave_as_many_copies_as_the_so
         log.adds_up(plan)
         assert rows_of(log) == expected
         _, _, written = log.counts(plan)
-        assert sum(one.written for one in written) == 0
+        assert sum(counts.written for counts in written) == 0
 
 
 def test_a_truncate_drops_what_was_before_it_and_empties_each_shard_once(log: TargetLine) -> None:

@@ -105,8 +105,8 @@ def test_whatever_the_order_of_runs_a_copy_and_the_log_end_with_the_same_rows(li
             for table in there & rows:
                 line.query(f"DELETE FROM {line.prefix}_{d}.{table}")
         for renews, changes in some:
-            one = {"shop.orders": changes}
-            run(line, one if renews else {}, {} if renews else one, quality=False)
+            tables = {"shop.orders": changes}
+            run(line, tables if renews else {}, {} if renews else tables, quality=False)
         assert everything(line) == left, some
 
 

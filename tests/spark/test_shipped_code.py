@@ -58,7 +58,7 @@ def test_kernels_in_the_zip_are_kept_for_the_next_application_wherever_that_has_
         (tmp_path / name).mkdir()
         copied = tmp_path / name / code_archive().name
         copied.write_bytes(code_archive().read_bytes())
-        counts.append(tuple(int(one) for one in python(copied, home, code).split()))
+        counts.append(tuple(int(text) for text in python(copied, home, code).split()))
     assert counts[0][1] > 0
     assert counts[1][0] > 0
     assert counts[1][1] == 0

@@ -47,7 +47,9 @@ class PartsLine(TargetLine):
 
     def held(self, *shards: int) -> dict[int, int]:
         """Of some shards, or of both."""
-        return dict(self.query(" UNION ALL ".join(f"SELECT id, n FROM {self.places[one]}" for one in shards or (0, 1))))
+        return dict(
+            self.query(" UNION ALL ".join(f"SELECT id, n FROM {self.places[number]}" for number in shards or (0, 1)))
+        )
 
 
 @pytest.fixture
@@ -96,7 +98,9 @@ def test_each_shard_is_written_in_parts_and_counted_once(line: PartsLine, caplog
         assert of_table(line.parts_done, "rows_1") == [5, 5, 2]
     assert line.held() == {id: id for id in [*range(24), 100]}
     again = line.write(plan)
-    assert [(one.written, one.equal, one.absent, one.number) for one in again] == [(13, 13, 1, 2), (12, 12, 0, 2)]
+    assert [
+        (shard_counts.written, shard_counts.equal, shard_counts.absent, shard_counts.number) for shard_counts in again
+    ] == [(13, 13, 1, 2), (12, 12, 0, 2)]
     assert "in one transaction" not in caplog.text
 
 

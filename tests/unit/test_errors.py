@@ -70,9 +70,9 @@ def test_several_errors_are_one_of_the_gravest_class_on_one_line_and_can_be_told
     error = combined([away, combined([narrow, lost]), narrow])
     assert (severity(type(error)), error.code, parts_of(error)) == (Refused, "target.several", (away, narrow, lost))
     assert "\n" not in str(error)
-    for one in (away, narrow, lost):
-        assert one.what.rstrip(".") in error.what
-        assert f"{one.remedy} ({one.code})" in error.remedy
+    for part in (away, narrow, lost):
+        assert part.what.rstrip(".") in error.what
+        assert f"{part.remedy} ({part.code})" in error.remedy
     assert combined([narrow, narrow]) is narrow
     assert parts_of(narrow) == (narrow,)
     assert combined([narrow, Refused("b.", code="target.definition", remedy="r")]).code == "target.definition"

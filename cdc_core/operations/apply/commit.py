@@ -67,7 +67,7 @@ class CommitSummary:
 def taken_over(meta: Meta, plan: RunPlan, target: str = "") -> str:
     """Why the run has nothing left to do for the target, or for any: other runs have all of its batches, committed or
     in progress. "" while the run still owns a batch; `commit` then waits for the runs that have the others."""
-    targets = [target] if target else [one.target for one in plan.targets]
+    targets = [target] if target else [configured.target for configured in plan.targets]
     holders = {record.run_id: None for name in targets for record in meta.records.find(name, plan.claimed(name))}
     if not holders or plan.run_id in holders:
         return ""
@@ -205,7 +205,7 @@ def _require_same_plan(meta: Meta, plan: RunPlan) -> None:
 def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
     """Requires the report, which is written last, at least one result, and `"success": true` in each."""
     folder = f"{plan.quality_folder(target)}/"
-    found = [one.path for one in store.list(folder)]
+    found = [info.path for info in store.list(folder)]
     paths = [path for path in found if path.endswith(".json")]
     if not paths or quality_report(plan.quality_folder(target)) not in found:
         raise Refused(

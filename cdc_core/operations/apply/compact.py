@@ -140,8 +140,8 @@ def closed_ranges(batches: Sequence[Manifest], ready: Sequence[Manifest], by: By
             groups[-1].append(batch)
         else:
             groups.append([batch])
-    may = {one.batch_id for one in ready}
-    return [some for some in groups[:-1] if len(some) > 1 and all(one.batch_id in may for one in some)]
+    may = {manifest.batch_id for manifest in ready}
+    return [some for some in groups[:-1] if len(some) > 1 and all(manifest.batch_id in may for manifest in some)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,27 +161,29 @@ class _CompactionWork:
     def look(self, names: Sequence[str]) -> Compacted:
         made, removed, held = [], [], {}
         for name in names:
-            ranges, found, held[name] = self._found(name)
-            made += [_described(self.by, some, None) for some in found]
-            removed += [self._removable(one)[0] for one in self._old(ranges.by_source[name])]
+            ranges, groups, held[name] = self._found(name)
+            made += [_described(self.by, some, None) for some in groups]
+            removed += [self._removable(compaction)[0] for compaction in self._old(ranges.by_source[name])]
         return Compacted(tuple(made), tuple(removed), held)
 
     def do(self, names: Sequence[str], turn: Lease) -> Compacted:
         made, removed, held = [], [], {}
         for name in names:
-            _, found, held[name] = self._found(name)
-            for some in found:
+            _, groups, held[name] = self._found(name)
+            for some in groups:
                 record = self._made(some, turn)
                 if record is not None:
                     made.append(_described(self.by, some, record))
-            for one in self._old(compactions.read(self.store, [name]).by_source[name]):
-                removed.append(self._remove(one, turn))
+            for compaction in self._old(compactions.read(self.store, [name]).by_source[name]):
+                removed.append(self._remove(compaction, turn))
         return Compacted(tuple(made), tuple(removed), held)
 
     def _found(self, source: str) -> tuple[Compactions, list[list[Manifest]], str]:
         start_record.require_own(self.store, source, self.opened.pipeline.pipeline)
         ranges = compactions.read(self.store, [source])
-        batches = [one for one in chain(self.store, source, known=ranges.known(source)) if not one.copied]
+        batches = [
+            manifest for manifest in chain(self.store, source, known=ranges.known(source)) if not manifest.copied
+        ]
         fresh = [batch for batch in batches if ranges.at(source, batch.begin.position.seq) is None]
         ready, held_by = committed(self.meta, self.opened.pipeline, batches)
         return ranges, closed_ranges(fresh, ready, self.by), held_by
@@ -210,25 +212,28 @@ class _CompactionWork:
         if self.older_than_us is None:
             return
         latest_us = self.meta.now_us() - self.older_than_us
-        for one in ranges:
-            if one.created_us <= latest_us and find(self.store, originals_removed_path(one.source, one.begin)) is None:
-                yield one
+        for compaction in ranges:
+            if (
+                compaction.created_us <= latest_us
+                and find(self.store, originals_removed_path(compaction.source, compaction.begin)) is None
+            ):
+                yield compaction
 
-    def _removable(self, one: Compaction) -> tuple[RemovedParts, list[str]]:
+    def _removable(self, compaction: Compaction) -> tuple[RemovedParts, list[str]]:
         """What is to be said of the parts, and the parts; none if they are held."""
-        kept = {part.path for part in one.parts}
+        kept = {part.path for part in compaction.parts}
         parts = {
             part.path: part.size_bytes
-            for batch in one.batches
-            for part in read(self.store, one.source, batch.begin.position).parts
+            for batch in compaction.batches
+            for part in read(self.store, compaction.source, batch.begin.position).parts
             if part.path not in kept
         }
-        held_by = self._held_by(one, parts.keys())
-        said = RemovedParts(one.source, one.begin.name, len(parts), sum(parts.values()), held_by)
+        held_by = self._held_by(compaction, parts.keys())
+        said = RemovedParts(compaction.source, compaction.begin.name, len(parts), sum(parts.values()), held_by)
         return said, [] if held_by else list(parts)
 
-    def _held_by(self, one: Compaction, paths: Iterable[str]) -> str:
-        holder = self.meta.records.holder([batch.batch_id for batch in one.batches])
+    def _held_by(self, compaction: Compaction, paths: Iterable[str]) -> str:
+        holder = self.meta.records.holder([batch.batch_id for batch in compaction.batches])
         if holder is not None:
             return f"the run {holder[1]} has not committed them for {holder[0]}"
         wanted = set(paths)
@@ -238,11 +243,11 @@ class _CompactionWork:
                 return f"the run {run.run_id} is not finished (planned {from_us(run.updated_us).isoformat()})"
         return ""
 
-    def _remove(self, one: Compaction, turn: Lease) -> RemovedParts:
-        said, paths = self._removable(one)
+    def _remove(self, compaction: Compaction, turn: Lease) -> RemovedParts:
+        said, paths = self._removable(compaction)
         if said.held_by:
             return said
-        for part in one.parts:
+        for part in compaction.parts:
             if parse_compacted(part.path):
                 error = damage(self.store, part)
                 if error is not None:
@@ -251,8 +256,8 @@ class _CompactionWork:
             for start in range(0, len(paths), 1000):
                 require_turn(self.meta, turn)
                 list(pool.map(self.store.delete, paths[start : start + 1000]))
-        self.store.put(originals_removed_path(one.source, one.begin), b"")
-        log.info("source %s: removed %d parts of the compacted range %s", one.source, len(paths), one)
+        self.store.put(originals_removed_path(compaction.source, compaction.begin), b"")
+        log.info("source %s: removed %d parts of the compacted range %s", compaction.source, len(paths), compaction)
         return said
 
 
@@ -276,7 +281,9 @@ def _names_any(plan: bytes, paths: set[str]) -> bool:
     """Whether a plan.json, of any version of it, names one of the files, as far as it can be read."""
     try:
         data: dict[str, Any] = json.loads(plan)
-        named = (file["path"] for one in data["merge_sets"] for table in one["tables"] for file in table["files"])
+        named = (
+            file["path"] for merge_set in data["merge_sets"] for table in merge_set["tables"] for file in table["files"]
+        )
         return any(path in paths for path in named)
     except (ValueError, KeyError, TypeError):
         return True

@@ -49,7 +49,6 @@ stops at its first level, which suits short jobs; a pipeline with large runs set
 ANYWHERE: Mapping[str, str] = {
     "spark.eventLog.enabled": "false",
     "spark.sql.catalogImplementation": "in-memory",
-    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
 }
 
 

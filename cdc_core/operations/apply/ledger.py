@@ -74,7 +74,8 @@ def _entry(
 ) -> tuple[LedgerEntry, list[str]]:
     to_write = filtered.insert + filtered.update + filtered.delete + filtered.revived + filtered.absent
     wrote, stale, absent, equal, quarantined = (
-        sum(getattr(one, what) for one in written) for what in ("written", "stale", "absent", "equal", "quarantined")
+        sum(getattr(counts, what) for counts in written)
+        for what in ("written", "stale", "absent", "equal", "quarantined")
     )
     entry = LedgerEntry(
         run_id=run_id,

@@ -26,7 +26,7 @@ def left_out(meta: Meta, target: str, tables: Collection[str]) -> dict[str, list
             begin = _needed_from(meta, table, source)
             # Copied rows begin and end at one place.
             needed = {batch.batch_id for batch in batches if batch.end.seq + batch.copied > begin}
-            found[table] = [*found.get(table, ()), *(one for one in ids if one in needed)]
+            found[table] = [*found.get(table, ()), *(batch_id for batch_id in ids if batch_id in needed)]
     return {table: batches for table, batches in found.items() if batches}
 
 
@@ -38,7 +38,7 @@ def warnings(meta: Meta, plan: RunPlan, target: str) -> list[str]:
         first: dict[str, str] = {}
         for batch in batches:
             first.setdefault(_source(batch), at_place(batch))
-        begin = "".join(f" --from {one}" for one in first.values())
+        begin = "".join(f" --from {place}" for place in first.values())
         remedy = f"replay them: lockstep run {plan.pipeline} --replay --target {target} --table {table}{begin}"
         if not keys[table]:
             remedy = "copy its source tables again: lockstep snapshot"
@@ -56,14 +56,14 @@ def in_part(opened: OpenPipeline, plan: RunPlan, target: str) -> frozenset[str]:
         tables = [table.table for table in plan.merge_set(plan.target(target).merge_set).tables]
         return frozenset(left_out(opened.meta, target, tables))
     takes, found = set(plan.target(target).batches), set[str]()
-    for source in [one.name for one in opened.pipeline.sources]:
+    for source in [configured.name for configured in opened.pipeline.sources]:
         batches, horizon = opened.meta.batches.find(source), horizons.read(opened.store, source)
         end = max((batch.begin.seq for batch in batches if batch.batch_id in takes), default=inf)
         others = [batch for batch in batches if batch.batch_id not in takes and batch.begin.seq < end]
-        files = opened.meta.batches.files([one.batch_id for one in others])
+        files = opened.meta.batches.files([batch.batch_id for batch in others])
         ends = dict.fromkeys(horizon.tables, horizon.position.seq) if horizon is not None else {}
-        for one in others:  # in stream order
-            ends |= {file.table: one.end.seq + one.copied for file in files[one.batch_id]}
+        for batch in others:  # in stream order
+            ends |= {file.table: batch.end.seq + batch.copied for file in files[batch.batch_id]}
         found |= {table for table, last in ends.items() if last > _needed_from(opened.meta, table, source)}
     return frozenset(found)
 
@@ -79,8 +79,8 @@ def replayed(meta: Meta, plan: RunPlan, target: str) -> None:
 
 
 def _needed_from(meta: Meta, table: str, source: str) -> int:
-    feeding = [one for one in meta.coverages.find(source).tables.values() if table in one.feeds]
-    return min((one.needs_seq if one.whole else 0 for one in feeding), default=0)
+    feeding = [coverage for coverage in meta.coverages.find(source).tables.values() if table in coverage.feeds]
+    return min((coverage.needs_seq if coverage.whole else 0 for coverage in feeding), default=0)
 
 
 def _source(batch: str) -> str:

@@ -92,10 +92,12 @@ def _ledger_rows(
 
 def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], closed: Iterable[ClosedWrite]) -> LostWrites:
     """rows: numbers of the transactions that the shard shows, by run."""
-    mine = [one for one in closed if shard in one.numbers]
-    kept = max((one.numbers[shard] for one in mine if rows.get(one.run_id, 0) >= one.numbers[shard]), default=0)
-    lost = tuple(one for one in mine if one.numbers[shard] > kept)
-    known = due.run_id in {one.run_id for one in lost}
+    writes = [write for write in closed if shard in write.numbers]
+    kept = max(
+        (write.numbers[shard] for write in writes if rows.get(write.run_id, 0) >= write.numbers[shard]), default=0
+    )
+    lost = tuple(write for write in writes if write.numbers[shard] > kept)
+    known = due.run_id in {write.run_id for write in lost}
     last = max(((number, run_id) for run_id, number in rows.items()), default=None)
     return LostWrites(table, shard, lost, not kept or not known, due, last and LastWrite(last[1], last[0]))
 
@@ -109,11 +111,19 @@ def require_kept(opened: OpenPipeline, target: str) -> None:
 
 def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> DataAtRisk:
     """The error for lost writes, with the replay that restores them."""
-    all_lost = sorted(lost, key=lambda one: (one.table, one.shard))
+    all_lost = sorted(lost, key=lambda writes: (writes.table, writes.shard))
     shown = "; ".join(
-        (f"{one.shard} lacks " if one.named else f"the tables that {one.table} has now lack, of {one.shard}, ")
-        + (f"{counted(one.rows, 'row')} of {', '.join(one.runs[-_SHOWN:])}" if one.writes else "all that was written")
-        for one in all_lost[:_SHOWN]
+        (
+            f"{writes.shard} lacks "
+            if writes.named
+            else f"the tables that {writes.table} has now lack, of {writes.shard}, "
+        )
+        + (
+            f"{counted(writes.rows, 'row')} of {', '.join(writes.runs[-_SHOWN:])}"
+            if writes.writes
+            else "all that was written"
+        )
+        for writes in all_lost[:_SHOWN]
     )
     more = f"; so do {counted(len(all_lost) - _SHOWN, 'more table')}" if len(all_lost) > _SHOWN else ""
     first = first_batches(all_lost)
@@ -135,10 +145,10 @@ def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> Data
 def first_batches(lost: Iterable[LostWrites]) -> list[str]:
     """The batches of the log, one a source, from which a replay must begin; [] for all that is staged."""
     first: dict[str, str] = {}
-    for one in lost:
-        if one.everything:
+    for writes in lost:
+        if writes.everything:
             return []
-        for write in one.writes:
+        for write in writes.writes:
             for source, (begin, _) in write.spans.items():
                 begin = at_place(begin)  # copied rows are taken with their place
                 first[source] = min(begin, first.get(source, begin))
@@ -148,11 +158,15 @@ def first_batches(lost: Iterable[LostWrites]) -> list[str]:
 def restored_by(opened: OpenPipeline, plan: RunPlan, lost: Iterable[LostWrites]) -> tuple[Restored, ...]:
     """The lost writes that a replay repeats: it takes every batch that they came from."""
     sources = [source.name for source in opened.pipeline.sources]
-    taken = {table.table: {file.batch_id for file in table.files} for one in plan.merge_sets for table in one.tables}
+    taken = {
+        table.table: {file.batch_id for file in table.files}
+        for merge_set in plan.merge_sets
+        for table in merge_set.tables
+    }
     return tuple(
-        Restored(one.table, one.shard, one.runs, one.everything)
-        for one in lost
-        if (batches := taken.get(one.table)) and _needed(opened.meta, opened.store, sources, one) <= batches
+        Restored(writes.table, writes.shard, writes.runs, writes.everything)
+        for writes in lost
+        if (batches := taken.get(writes.table)) and _needed(opened.meta, opened.store, sources, writes) <= batches
     )
 
 
@@ -162,7 +176,7 @@ def _needed(meta: Meta, store: ObjectStore, sources: Iterable[str], lost: LostWr
     if lost.everything:
         spans = [(source, f"{source}/", f"{source}0") for source in sources]  # "0" is the character after "/"
         purged = [horizons.read(store, source) for source in sources]
-        needed = {one.last_batch for one in purged if one is not None and lost.table in one.tables}
+        needed = {horizon.last_batch for horizon in purged if horizon is not None and lost.table in horizon.tables}
     else:
         spans = [(source, *ends) for write in lost.writes for source, ends in write.spans.items()]
         needed = {end for _, *ends in spans for end in ends}
@@ -176,7 +190,7 @@ def _needed(meta: Meta, store: ObjectStore, sources: Iterable[str], lost: LostWr
 
 def require_own(opened: OpenPipeline, plan: RunPlan, target: str, written: Iterable[WriteCounts]) -> None:
     """The target has what the run itself wrote. Raises DataAtRisk (target.lost_writes)."""
-    mine = {(one.table, one.shard): one.number for one in written if one.number}
+    mine = {(counts.table, counts.shard): counts.number for counts in written if counts.number}
     there = _ledger_rows(opened, opened.pipeline.target(target), dict.fromkeys(mine, (plan.run_id,)))
     gone = [shard for shard, number in mine.items() if shard in there and there[shard].get(plan.run_id, 0) < number]
     if gone:
@@ -196,12 +210,12 @@ def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> StillLost:
     restores = {(restore.table, restore.shard): restore for restore in plan.restores}
     lacking: dict[str, set[str]] = {}
     renewed: dict[str, dict[str, Renewal]] = {}
-    for one in lost:
-        known = restores.get((one.table, one.shard))
-        if known is not None and set(one.runs) <= set(known.runs) and known.everything >= one.everything:
-            renewed.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
+    for writes in lost:
+        known = restores.get((writes.table, writes.shard))
+        if known is not None and set(writes.runs) <= set(known.runs) and known.everything >= writes.everything:
+            renewed.setdefault(writes.table, {})[writes.shard] = Renewal(writes.due, writes.last)
         else:
-            lacking.setdefault(one.table, set()).add(one.shard)
+            lacking.setdefault(writes.table, set()).add(writes.shard)
     return StillLost(lacking, renewed)
 
 
@@ -209,8 +223,8 @@ def accept(opened: OpenPipeline, target: str) -> tuple[LostWrites, ...]:
     """Ask no more for what the target has lost; what that was."""
     lost = find(opened, opened.pipeline.target(target))
     shown: dict[str, dict[str, Renewal]] = {}
-    for one in lost:
-        shown.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
+    for writes in lost:
+        shown.setdefault(writes.table, {})[writes.shard] = Renewal(writes.due, writes.last)
     opened.meta.writes.accept(target, shown)
     opened.meta.failures.clear(LOST_WRITES, target)
     return lost

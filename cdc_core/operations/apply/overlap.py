@@ -21,16 +21,16 @@ from cdc_core.stage.objects import ObjectStore, find
 def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: RunPlan) -> None:
     """Raises Refused (stage.partial)."""
     keyless: dict[str, list[tuple[str, PlannedFile]]] = defaultdict(list)
-    for one in plan.merge_sets:
-        for table in one.tables:
+    for merge_set in plan.merge_sets:
+        for table in merge_set.tables:
             for file in () if table.key else table.files:
                 keyless[file.batch_id].append((table.table, file))
     for source, chain in view.chain.items():
-        mine = [batch for batch in chain if batch.batch_id in keyless]
-        began = _copies_began(store, [batch for batch in mine if batch.copied])
+        batches = [batch for batch in chain if batch.batch_id in keyless]
+        began = _copies_began(store, [batch for batch in batches if batch.copied])
         moved = [
             (batch, logical)
-            for batch in mine
+            for batch in batches
             for logical, file in keyless[batch.batch_id]
             if batch.begin.timeline
             and not batch.copied

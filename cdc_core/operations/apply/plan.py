@@ -84,22 +84,22 @@ def plan(
 def load(meta: Meta, store: ObjectStore, run_id: str) -> RunPlan:
     """The plan that a run's tasks read: the last one that was registered. Raises Refused (run.clear_task), and what the
     stage raises."""
-    known = meta.runs.find(run_id)
-    if known is None:
+    run = meta.runs.find(run_id)
+    if run is None:
         raise Refused(
             f"No plan of the run {run_id!r} was registered.",
             where=run_id,
             code="run.clear_task",
             remedy="clear the run from its plan task on",
         )
-    made = RunPlan.from_bytes(store.get(known.plan_path))
-    require_registered(known, made)
+    made = RunPlan.from_bytes(store.get(run.plan_path))
+    require_registered(run, made)
     return made
 
 
-def require_registered(known: RunRow | None, plan: RunPlan) -> None:
-    """known: what meta has of the plan's run. Raises Refused (run.clear_task)."""
-    require_plan(known, plan.run_id, plan.path, plan.digest)
+def require_registered(run: RunRow | None, plan: RunPlan) -> None:
+    """run: what meta has of the plan's run. Raises Refused (run.clear_task)."""
+    require_plan(run, plan.run_id, plan.path, plan.digest)
 
 
 def check_run_id(run_id: str) -> None:
@@ -124,16 +124,16 @@ def _checked(
             code="usage.argument",
             remedy="give a start before the end, both in UTC",
         )
-    known = {target.name: target for target in pipeline.targets}
-    unknown = [name for name in targets or () if name not in known]
+    by_name = {target.name: target for target in pipeline.targets}
+    unknown = [name for name in targets or () if name not in by_name]
     if unknown:
         raise UsageError(
             f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r}.",
             where="targets",
             code="usage.unknown_name",
-            remedy=f"choose one of: {', '.join(known) or '(it has none)'}",
+            remedy=f"choose one of: {', '.join(by_name) or '(it has none)'}",
         )
-    return tuple(known.values()) if targets is None else tuple(known[name] for name in dict.fromkeys(targets))
+    return tuple(by_name.values()) if targets is None else tuple(by_name[name] for name in dict.fromkeys(targets))
 
 
 def _plan(
@@ -144,7 +144,7 @@ def _plan(
     airflow_run_id: str | None,
 ) -> RunPlan:
     require_ended(opened.store)
-    known = opened.meta.runs.find(run_id)
+    run_row = opened.meta.runs.find(run_id)
     sources = [source.name for source in opened.pipeline.sources]
     view = opened.meta.plans.find(run_id, sources, [target.name for target in targets], window)
     require_staged(view, sources, window, now_us=opened.meta.now_us())
@@ -156,9 +156,9 @@ def _plan(
     require_unpurged(opened.store, sorted(set().union(*view.pending.values())))
     schemas = schemas_of(view, opened.store)
     plan: RunPlan | None = None
-    if known is not None and any(view.own.values()):
+    if run_row is not None and any(view.own.values()):
         plan = composed(opened.pipeline, window, run_id, targets, view, view.own, schemas, ranges)
-    if plan is None or known is None or plan.digest != known.plan_sha256:
+    if plan is None or run_row is None or plan.digest != run_row.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
         mergeable = {target.name: before_redefinition(view, open_[target.name], target, schemas) for target in targets}
         if mergeable != open_:
@@ -234,12 +234,12 @@ def definitions(
     store: ObjectStore,
 ) -> Mapping[str, TableSchema]:
     """Every definition of the files of these batches, by id: those of meta, and others from the manifests."""
-    found = dict(known)
+    schemas = dict(known)
     manifests = {batch.batch_id: batch.manifest for batch in batches}
     for batch_id, of_batch in files.items():
-        if any(file.schema_id not in found for file in of_batch):
-            found |= parse(store.get(manifests[batch_id]), manifests[batch_id], store.uri).schemas
-    return found
+        if any(file.schema_id not in schemas for file in of_batch):
+            schemas |= parse(store.get(manifests[batch_id]), manifests[batch_id], store.uri).schemas
+    return schemas
 
 
 def composed(
@@ -327,8 +327,10 @@ def _merge_table(
 ) -> MergeTable:
     rule = target.table(table)
     assert rule is not None  # otherwise its files would not be here
-    found = MergeTable(table, key_of(target, table, _in_use(files, schemas)), files, rule.on_truncate, rule.shared_keys)
-    require_none_set_aside(target, found)
+    merge_table = MergeTable(
+        table, key_of(target, table, _in_use(files, schemas)), files, rule.on_truncate, rule.shared_keys
+    )
+    require_none_set_aside(target, merge_table)
     for file in files:
         source_table = schemas[file.schema_id].name
         if parse_copied(file.path) and pipeline.counts_newest(target.name, table, source_table):
@@ -339,7 +341,7 @@ def _merge_table(
                 code="snapshot.not_copyable",
                 remedy="leave out shared_keys for the table: rows with the same key then stop the run",
             )
-    return found
+    return merge_table
 
 
 def _in_use(files: Sequence[PlannedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:

@@ -30,9 +30,9 @@ def before_redefinition(
             schema = schemas[file.schema_id]
             used[file.table, schema.name].append(schema)
     apart = {
-        one
-        for one, defined in used.items()
-        if conflict(list({each.id: each for each in defined}.values()), _read(target, one[0], defined))
+        shard
+        for shard, defined in used.items()
+        if conflict(list({each.id: each for each in defined}.values()), _read(target, shard[0], defined))
     }
     by_name: dict[tuple[str, str], dict[str, TableSchema]] = defaultdict(dict)
     by_source: dict[tuple[str, str, str], dict[str, TableSchema]] = defaultdict(dict)

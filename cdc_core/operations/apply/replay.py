@@ -146,8 +146,8 @@ def plan(opened: OpenPipeline, selection: Selection, *, run_id: str, airflow_run
     """
     require_suites(opened.pipeline)
     check_run_id(run_id)
-    known = opened.meta.runs.find(run_id)
-    if known is not None and known.state is RunState.COMMITTED and opened.store.stat(known.plan_path) is not None:
+    run = opened.meta.runs.find(run_id)
+    if run is not None and run.state is RunState.COMMITTED and opened.store.stat(run.plan_path) is not None:
         try:
             stored = load(opened.meta, opened.store, run_id)
         except PlanOutdated:
@@ -225,14 +225,14 @@ def chosen(opened: OpenPipeline, selection: Selection) -> PlanView:
 
 def _target(pipeline: Pipeline, selection: Selection) -> Target:
     """The target with the rules of the selected tables alone."""
-    known = {target.name: target for target in pipeline.targets}
-    target = known.get(selection.target)
+    targets = {target.name: target for target in pipeline.targets}
+    target = targets.get(selection.target)
     if target is None:
         raise UsageError(
             f"The pipeline {pipeline.pipeline!r} has no target {selection.target!r}.",
             where="targets",
             code="usage.unknown_name",
-            remedy=f"choose one of: {', '.join(known) or '(it has none)'}",
+            remedy=f"choose one of: {', '.join(targets) or '(it has none)'}",
         )
     if not selection.tables:
         return target
@@ -249,7 +249,7 @@ def _target(pipeline: Pipeline, selection: Selection) -> Target:
 
 
 def _require_tables(made: RunPlan, selection: Selection) -> None:
-    staged = {table.table for one in made.merge_sets for table in one.tables}
+    staged = {table.table for merge_set in made.merge_sets for table in merge_set.tables}
     unstaged = [name for name in selection.tables if name not in staged]
     if unstaged:
         raise UsageError(
@@ -264,8 +264,8 @@ def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> Non
     """Raises Refused (replay.from_first)."""
     tables = {
         table.table: table
-        for one in made.merge_sets
-        for table in one.tables
+        for merge_set in made.merge_sets
+        for table in merge_set.tables
         if rows_lacking_values(table) or not table.key
     }
     if not tables:

@@ -90,13 +90,13 @@ def purge(opened: OpenPipeline, *, cutoff_us: int, forget_us: int | None = None,
     """
     before_us = 0 if forget_us is None else min(forget_us, cutoff_us)
     if dry_run:
-        found = [_look(opened, source.name, cutoff_us)[0] for source in opened.pipeline.sources]
-        batches = opened.meta.batches.forget(_positions(found), before_us, dry_run=True)
+        sources = [_look(opened, source.name, cutoff_us)[0] for source in opened.pipeline.sources]
+        batches = opened.meta.batches.forget(_positions(sources), before_us, dry_run=True)
     else:
         check_writable(opened.store)  # if it deletes nothing, nothing must be recorded as purged
         with turn_at(opened) as turn:
-            found = [_move_horizon(opened, source.name, cutoff_us, turn) for source in opened.pipeline.sources]
-            batches = opened.meta.batches.forget(_positions(found), before_us)
+            sources = [_move_horizon(opened, source.name, cutoff_us, turn) for source in opened.pipeline.sources]
+            batches = opened.meta.batches.forget(_positions(sources), before_us)
         finish(opened)
     runs = _old_runs(opened, cutoff_us)
     if not dry_run:
@@ -105,7 +105,7 @@ def purge(opened: OpenPipeline, *, cutoff_us: int, forget_us: int | None = None,
                 for path in paths:
                     opened.store.delete(path)
     forgotten = opened.meta.runs.forget(before_us, dry_run=dry_run)
-    return Purged(tuple(found), tuple(runs), batches, forgotten)
+    return Purged(tuple(sources), tuple(runs), batches, forgotten)
 
 
 def finish(opened: OpenPipeline) -> None:
@@ -205,9 +205,9 @@ def _is_dead(opened: OpenPipeline, raw: bytes, staged: set[str]) -> bool:
         return False
     if owner != opened.name:
         return False
-    known = opened.meta.runs.find(run_id)
-    finished = replay or (known is not None and known.state is RunState.COMMITTED)
-    if known is not None and finished and known.plan_sha256 == hashlib.sha256(raw).hexdigest():
+    run = opened.meta.runs.find(run_id)
+    finished = replay or (run is not None and run.state is RunState.COMMITTED)
+    if run is not None and finished and run.plan_sha256 == hashlib.sha256(raw).hexdigest():
         return False  # a purge removes it
     return not any(_is_open(opened.meta, target, batches) for target, batches in takes)
 
@@ -223,17 +223,17 @@ def _is_open(meta: Meta, target: str, batches: Collection[str]) -> bool:
 def _copies(meta: Meta, source: str) -> Copies:
     epoch = meta.leases.live_epoch(copier_of(source))
     waiting = [part.path for chunk in meta.copies.chunks(source) for part in chunk.parts]
-    decided = [part.path for one in meta.copied.decided(source) for part in one.parts]
+    decided = [part.path for manifest in meta.copied.decided(source) for part in manifest.parts]
     return Copies(epoch, frozenset([*waiting, *decided]))
 
 
-def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
-    return {one.source: one.horizon.position for one in found if one.horizon is not None}
+def _positions(sources: Sequence[PurgedSource]) -> dict[str, Position]:
+    return {source.source: source.horizon.position for source in sources if source.horizon is not None}
 
 
 def seeded(opened: OpenPipeline, target: str) -> int:
     """A target counts as one that holds all that was purged; the number of those batches that meta knows."""
-    taking = [one.name for one in opened.pipeline.targets]
+    taking = [configured.name for configured in opened.pipeline.targets]
     if target not in taking:
         raise UsageError(
             f"The pipeline {opened.name!r} has no target {target!r}.",
@@ -288,7 +288,7 @@ def _look(opened: OpenPipeline, source: str, cutoff_us: int) -> tuple[PurgedSour
         names = tuple(sorted(target.name for target in opened.pipeline.targets))
         place, until_us = last.end.position, last.window_end_us
         horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
-    rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
+    rows, size = sum(manifest.rows for manifest in ready), sum(manifest.size_bytes for manifest in ready)
     return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready, manifests[len(ready) :]
 
 
@@ -331,17 +331,17 @@ def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str
 
 
 def _move_horizon(opened: OpenPipeline, source: str, cutoff_us: int, turn: Lease) -> PurgedSource:
-    found, ready, stay = _look(opened, source, cutoff_us)
+    purged, ready, stay = _look(opened, source, cutoff_us)
     if ready:
-        assert found.horizon is not None
+        assert purged.horizon is not None
         targets = [target.name for target in opened.pipeline.targets]
         ids = [manifest.batch_id for manifest in ready]
-        copied = {one.batch_id for one in stay if one.copied}
-        opened.meta.records.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
+        copied = {manifest.batch_id for manifest in stay if manifest.copied}
+        opened.meta.records.purge(source, purged.horizon.position, ids, targets=targets, copied=copied)
         require_turn(opened.meta, turn)
-        opened.store.put(horizon_path(source), found.horizon.to_bytes())
-        log.info("source %s: %d batches purged, horizon %s", source, len(ready), found.horizon)
-    return found
+        opened.store.put(horizon_path(source), purged.horizon.to_bytes())
+        log.info("source %s: %d batches purged, horizon %s", source, len(ready), purged.horizon)
+    return purged
 
 
 def _delete_before(store: ObjectStore, horizon: Horizon) -> None:

@@ -35,21 +35,23 @@ def forget_replaced(opened: OpenPipeline, target: MysqlTarget, plan: RunPlan) ->
     """After a commit of the plan: looks at rows that earlier runs have set aside, of the tables that it has written. An
     error is logged: then they count until the next commit."""
     tables = {table.table: table for table in plan.merge_set(plan.target(target.name).merge_set).tables if table.key}
-    for one in opened.meta.ledgers.set_aside(target.name):
-        if one.table not in tables or one.run_id == plan.run_id:
+    for rejected in opened.meta.ledgers.set_aside(target.name):
+        if rejected.table not in tables or rejected.run_id == plan.run_id:
             continue
         try:
-            found = opened.meta.runs.find(one.run_id)
-            folder = "" if found is None else quarantine_folder(plan_folder(found.plan_path), target.name)
-            if folder and _replaced(opened.store, target, plan, tables[one.table], table_folder(folder, one.table)):
-                opened.meta.ledgers.settle(target.name, run_id=one.run_id, table=one.table)
+            run = opened.meta.runs.find(rejected.run_id)
+            folder = "" if run is None else quarantine_folder(plan_folder(run.plan_path), target.name)
+            if folder and _replaced(
+                opened.store, target, plan, tables[rejected.table], table_folder(folder, rejected.table)
+            ):
+                opened.meta.ledgers.settle(target.name, run_id=rejected.run_id, table=rejected.table)
         except (LockstepError, OSError, pa.ArrowException) as error:
-            log.warning("%s: rows of %s that run %s set aside: %s", target.name, one.table, one.run_id, error)
+            log.warning("%s: rows of %s that run %s set aside: %s", target.name, rejected.table, rejected.run_id, error)
 
 
 def _replaced(store: ObjectStore, target: MysqlTarget, plan: RunPlan, table: MergeTable, folder: str) -> bool:
     """Whether the target has something newer than each row in the files of a folder; False if they were removed."""
-    paths = [one.path for one in store.list(f"{folder}/") if one.path.endswith(".parquet")]
+    paths = [info.path for info in store.list(f"{folder}/") if info.path.endswith(".parquet")]
     if not paths:
         return False
     destination = open_destination(

@@ -32,17 +32,19 @@ def read_suite(suite: Suite) -> list[dict[str, Any]]:
         document = yaml.safe_load(Path(suite.path).read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise refused(suite, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    found = document.get("expectations") if isinstance(document, dict) else None
-    if not isinstance(found, list) or not found:
+    expectations = document.get("expectations") if isinstance(document, dict) else None
+    if not isinstance(expectations, list) or not expectations:
         raise refused(suite, "does not have a list `expectations`")
-    return [_expectation(suite, number, one) for number, one in enumerate(found)]
+    return [_expectation(suite, number, expectation) for number, expectation in enumerate(expectations)]
 
 
-def _expectation(suite: Suite, number: int, one: Any) -> dict[str, Any]:
-    kind, kwargs = (one.get("type"), one.get("kwargs", {})) if isinstance(one, dict) else (None, None)
+def _expectation(suite: Suite, number: int, expectation: Any) -> dict[str, Any]:
+    kind, kwargs = (
+        (expectation.get("type"), expectation.get("kwargs", {})) if isinstance(expectation, dict) else (None, None)
+    )
     if not isinstance(kind, str) or not isinstance(kwargs, dict):
         raise refused(suite, f"does not have `type` and `kwargs` in its expectation {number}")
-    severity = one.get("severity") or SEVERITIES[0]
+    severity = expectation.get("severity") or SEVERITIES[0]
     if severity not in SEVERITIES:
         raise refused(suite, f"has the severity {severity!r} in its expectation {number}, not one of {SEVERITIES}")
     return {"type": kind, "kwargs": kwargs, "severity": severity}

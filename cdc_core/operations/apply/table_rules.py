@@ -23,7 +23,7 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
     rule = target.table(table)
     configured = rule.key if rule is not None else None
     where = f"targets.{target.name}.tables.{table}.key"
-    found: dict[tuple[str, ...], TableSchema] = {}
+    by_key: dict[tuple[str, ...], TableSchema] = {}
     for schema in schemas:
         names = {column.name for column in schema.columns}
         key = configured or schema.key
@@ -46,16 +46,16 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
                 remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or "
                 f"{counts}leave {table!r} out of the target's tables",
             )
-        found.setdefault(key, schema)
-    if len(found) > 1:
-        shown = "; ".join(f"{schema.name}: {', '.join(key) or 'none'}" for key, schema in found.items())
+        by_key.setdefault(key, schema)
+    if len(by_key) > 1:
+        shown = "; ".join(f"{schema.name}: {', '.join(key) or 'none'}" for key, schema in by_key.items())
         raise Refused(
             f"The rows of {table!r} have different keys in this run: {shown}.",
             where=where,
             code="stage.key",
             remedy=f"set {where} to the columns that identify a row in all of them",
         )
-    return next(iter(found))
+    return next(iter(by_key))
 
 
 def keys_apart(

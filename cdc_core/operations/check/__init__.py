@@ -87,7 +87,9 @@ def check(pipeline: Pipeline, *, spark: Callable[[Findings], None] | None = None
     _untaken(pipeline, logical, findings)
     for suite in pipeline.quality.suites:
         findings.attempt(
-            f"suite of {suite.table}", partial(read_suite, suite), lambda found: counted(len(found), "expectation")
+            f"suite of {suite.table}",
+            partial(read_suite, suite),
+            lambda expectations: counted(len(expectations), "expectation"),
         )
     if spark is not None:
         findings.attempt("spark", partial(spark, findings))
@@ -141,10 +143,10 @@ class _Known:
 def _meta(pipeline: Pipeline, stack: ExitStack) -> tuple[Meta, dict[str, _Known]]:
     """Opened, with the sources that were extracted."""
     meta = stack.enter_context(Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False))
-    found = {source.name: meta.positions.checkpoint(source.name) for source in pipeline.sources}
+    checkpoints = {source.name: meta.positions.checkpoint(source.name) for source in pipeline.sources}
     return meta, {
         name: _Known(checkpoint, meta.leases.identity(name), meta.coverages.find(name).tables)
-        for name, checkpoint in found.items()
+        for name, checkpoint in checkpoints.items()
         if checkpoint is not None
     }
 

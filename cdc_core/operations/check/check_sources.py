@@ -159,35 +159,37 @@ def check_tables(
     """covered: of a source extracted before."""
     subject = f"source {source.name}: tables"
     capture = Capture(pipeline.tables, pipeline.routes, lower_case=lower_case_names(connection))
-    found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
-    if found is None:
+    listed = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
+    if listed is None:
         return CheckedTables({}, None)
-    tables = [one for one in found if one.kind == "table"]
+    tables = [table for table in listed if table.kind == "table"]
     names = cache(partial(table_names, connection))
-    _check_patterns(capture, names, [one.name for one in found], subject, findings)
+    _check_patterns(capture, names, [table.name for table in listed], subject, findings)
     if tables:
         findings.ok(subject, f"{counted(len(tables), 'table')} captured")
         _check_cascades(pipeline, source, connection, capture, findings)
-    for one in tables:
-        if advice := engine_advice(one.engine):
-            findings.warn(subject, f"{one.name} {advice}", "exclude the table (tables.exclude), or expect a difference")
-        if one.schema is None:
+    for table in tables:
+        if advice := engine_advice(table.engine):
             findings.warn(
-                subject, f"{one.name}: {one.problem}", "the first change of it stops the pipeline: tables.exclude"
+                subject, f"{table.name} {advice}", "exclude the table (tables.exclude), or expect a difference"
             )
-        elif not one.schema.key and not _taken_all_the_same(pipeline, capture, one.schema):
+        if table.schema is None:
+            findings.warn(
+                subject, f"{table.name}: {table.problem}", "the first change of it stops the pipeline: tables.exclude"
+            )
+        elif not table.schema.key and not _taken_all_the_same(pipeline, capture, table.schema):
             findings.warn(
                 subject,
-                f"{one.name} has no key: its changes are staged, but a target applies them only if configured for it",
+                f"{table.name} has no key: its changes are staged, but a target applies them only if configured for it",
                 "add a primary key, or name the key columns at the target (targets.*.tables.*.key), or let the target "
                 "count equal rows (no_key: rows)",
             )
-        for column in one.schema.columns if one.schema is not None else ():
+        for column in table.schema.columns if table.schema is not None else ():
             if column.type.base == "set" and "" in column.type.labels:
                 what = "rows whose keys" if column.key_part is not None else "values that"
                 findings.warn(
                     subject,
-                    f"{one.name}.{column.name} is a SET with the label '', which texts do not show where it comes "
+                    f"{table.name}.{column.name} is a SET with the label '', which texts do not show where it comes "
                     f"first: {what} differ in it alone are one and the same at a target",
                     "give the label a text, or expect a difference",
                 )
@@ -202,8 +204,8 @@ def check_tables(
         findings.attempt(
             f"source {source.name}: locks for copies", partial(_warn_of_locks, source, connection, copied, findings)
         )
-    known = [table.schema for table in tables if table.schema is not None]
-    tried = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
+    schemas = [table.schema for table in tables if table.schema is not None]
+    tried = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in schemas]
     shaped = [schema for schema in tried if schema is not None]
     logical: dict[str, list[TableSchema]] = defaultdict(list)
     for schema in shaped:
@@ -290,12 +292,12 @@ def _warn_of_locks(
     """Tables that runs would copy under a lock for which the account lacks the privilege."""
     facts = source_server.facts(connection)
     locked = [
-        one
-        for one in copied
-        if one.schema is not None and locked_for_copies(facts, one.engine, keyed=bool(one.schema.key))
+        table
+        for table in copied
+        if table.schema is not None and locked_for_copies(facts, table.engine, keyed=bool(table.schema.key))
     ]
-    denied = [name for name in sorted({one.database for one in locked}) if not may_lock(connection, name)]
-    names = [one.name for one in locked if one.database in denied]
+    denied = [name for name in sorted({table.database for table in locked}) if not may_lock(connection, name)]
+    names = [table.name for table in locked if table.database in denied]
     if names:
         grants = "; ".join(f"GRANT LOCK TABLES ON {quote(name)}.* TO the account" for name in denied[:MOST_TABLES])
         findings.warn(
@@ -309,13 +311,15 @@ def _check_patterns(
     capture: Capture, every: Callable[[], Sequence[str]], matched: list[str], subject: str, findings: Findings
 ) -> None:
     """Patterns of tables.include that match nothing; if no pattern matches and a similar table exists, it fails."""
-    idle = [one for one in capture.tables.include if not any(capture.matches(one, name) for name in matched)]
+    idle = [
+        pattern for pattern in capture.tables.include if not any(capture.matches(pattern, name) for name in matched)
+    ]
     if not idle:
         return
     names = findings.attempt(subject, every) or []
     # Tables that tables.exclude leaves out are matched anyway.
-    idle = [one for one in idle if not any(capture.matches(one, name) for name in names)]
-    near = {one: question(did_you_mean(one, names)) for one in idle}
+    idle = [pattern for pattern in idle if not any(capture.matches(pattern, name) for name in names)]
+    near = {pattern: question(did_you_mean(pattern, names)) for pattern in idle}
     for pattern, asked in near.items():
         what = f"no table matches '{pattern}' of tables.include"
         if asked and not matched:

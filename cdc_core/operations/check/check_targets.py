@@ -116,7 +116,7 @@ def require_target(
         for table in tables:
             schemas = plan.current_schemas(table)
             try:
-                found = checked_destination(
+                destination = checked_destination(
                     survey,
                     table.table,
                     schemas,
@@ -128,7 +128,7 @@ def require_target(
                         owner=owner,
                     ),
                 )
-                new += [(table.table, shard.table) for shard in found.shards if not shard.noted]
+                new += [(table.table, shard.table) for shard in destination.shards if not shard.noted]
             except LockstepError as error:
                 problems.append(error)
                 if error.retriable:
@@ -145,7 +145,7 @@ def writer_of(meta: Meta, pipeline: Pipeline, target: str) -> Writer:
         table
         for source in sources
         if (horizon := horizons.read(store, source)) is not None and target in horizon.targets
-        for table in [*horizon.tables, *(table for one in horizon.coverage.values() for table in one.feeds)]
+        for table in [*horizon.tables, *(table for coverage in horizon.coverage.values() for table in coverage.feeds)]
     }
     written = set(meta.writes.last(target))
     written |= purged - meta.records.left_out(target, purged - written).keys()
@@ -162,9 +162,9 @@ def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, targ
     for source in pipeline.sources:
         known = covered(source.name)
         there = capture.as_in(known.surveyed.captured)
-        for name, one in known.tables.items():
+        for name, coverage in known.tables.items():
             database, _, table = name.partition(".")
-            if not one.gone:
+            if not coverage.gone:
                 found |= dict.fromkeys(there.route(database, table))
     return [logical for logical in found if target.table(logical) is not None and is_named(target, logical)]
 
@@ -248,12 +248,12 @@ def _require_makeable(
     wanted = {name: WantedTable(tuple(map(Origin, schemas)), key, len(schemas) == 1)}
     actions = Actions(create=creates, add=adds, dry=True)
     made = make_tables(target, wanted, actions)
-    refused = [one.error for one in made if one.error is not None]
+    refused = [table.error for table in made if table.error is not None]
     if refused:
         raise combined(refused)
-    new = {one.name for one in made if one.state == "missing" and creates}
-    extended = {one.name for one in made if one.state == "exists" and one.statements}
-    extended -= {one.name for one in made if any(left.stops for left, _ in one.differences)}
+    new = {table.name for table in made if table.state == "missing" and creates}
+    extended = {table.name for table in made if table.state == "exists" and table.statements}
+    extended -= {table.name for table in made if any(left.stops for left, _ in table.differences)}
     left = [
         part
         for part in parts_of(error)

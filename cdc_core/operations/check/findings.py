@@ -57,9 +57,9 @@ class Findings:
         self.made.append(CheckFinding("warn", subject, what, remedy))
 
     def fail(self, subject: str, error: LockstepError) -> None:
-        for one in parts_of(error):
-            place = f" [{one.where}]" if one.where and one.where not in subject else ""
-            self.made.append(CheckFinding("fail", subject, one.what + place, one.remedy, one))
+        for part in parts_of(error):
+            place = f" [{part.where}]" if part.where and part.where not in subject else ""
+            self.made.append(CheckFinding("fail", subject, part.what + place, part.remedy, part))
 
     def attempt(self, subject: str, work: Callable[[], T], say: Callable[[T], str] | None = None) -> T | None:
         """The value of `work`, None when it failed. `say` makes the finding of a success; without it there is none."""

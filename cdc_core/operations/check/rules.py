@@ -49,15 +49,15 @@ class _Patterns:
 
 def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str], findings: Findings) -> None:
     """seen: of each source. logical: the logical tables that captured tables lead to."""
-    tables = {name for one in seen for name in one.tables}
-    captured = {name for one in seen for name in one.captured}
-    columns = {name for one in seen for name in one.columns}
-    unread = sorted({name for one in seen for name in one.unread})
+    tables = {name for source in seen for name in source.tables}
+    captured = {name for source in seen for name in source.captured}
+    columns = {name for source in seen for name in source.columns}
+    unread = sorted({name for source in seen for name in source.unread})
     if not captured:
         return  # that is said of tables.include
-    flags = re.IGNORECASE if any(one.lower_case for one in seen) else re.NOFLAG
+    flags = re.IGNORECASE if any(source.lower_case for source in seen) else re.NOFLAG
     rules = pipeline.tables
-    for one in (
+    for patterns in (
         _Patterns("tables.exclude", "table", rules.exclude, tables, flags),
         _Patterns("tables.processors", "captured table", [rule.match for rule in rules.processors], captured, flags),
         _Patterns("tables.rows", "captured table", [rule.match for rule in rules.rows], captured, flags),
@@ -65,8 +65,8 @@ def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str]
         _Patterns("tables.columns.mask", _COLUMN, rules.columns.mask, columns, re.IGNORECASE, unread),
         _Patterns("routes", "captured table", [route.match for route in pipeline.routes], captured, flags),
     ):
-        _check(one, findings)
-    names = sorted({*logical, *(name for one in seen for led in one.unread.values() for name in led)})
+        _check(patterns, findings)
+    names = sorted({*logical, *(name for source in seen for led in source.unread.values() for name in led)})
     for target in pipeline.targets:
         _names(f"targets.{target.name}.tables", target.tables, names, findings)
     suites = dict.fromkeys(suite.table for suite in pipeline.quality.suites)
@@ -100,7 +100,7 @@ def _names(place: str, given: Mapping[str, object] | Iterable[str], logical: Seq
         if name == "*" or name in logical:
             continue
         what = f"no captured table leads to {name!r} of {place}"
-        near = [one for one in free if one.partition(".")[2] == name or one.lower() == name.lower()]
+        near = [table for table in free if table.partition(".")[2] == name or table.lower() == name.lower()]
         near = near or difflib.get_close_matches(name, free, 1, ALIKE)
         if near:
             error = Refused(

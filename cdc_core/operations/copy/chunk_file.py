@@ -70,9 +70,9 @@ class ChunkFile:
         self.row_bytes += rows.nbytes
         self._take(staged)
 
-    def add_routed(self, found: TableRows) -> None:
+    def add_routed(self, rows: TableRows) -> None:
         """Rows that have passed the pipeline's rules, with `_cdc_literal`; their places in the log are not used."""
-        self._add_claimed(found.logical, found.schema, self._at.rows(found.schema, found.rows, self._next_row))
+        self._add_claimed(rows.logical, rows.schema, self._at.rows(rows.schema, rows.rows, self._next_row))
 
     def add_gone(self, logical: str, schema: TableSchema, keys: pa.RecordBatch) -> None:
         """Deletes of keys that the source does not have. schema: after the pipeline's rules. keys: the columns of its
@@ -102,11 +102,11 @@ class ChunkFile:
 
     def finish(self) -> tuple[Part, ...]:
         """Makes the files durable; what a manifest will list."""
-        found = []
+        parts = []
         for part in self._parts.values():
             part.file.close()
-            found.append(part.listed(part.file.publish()))
-        return tuple(found)
+            parts.append(part.listed(part.file.publish()))
+        return tuple(parts)
 
     @property
     def schemas(self) -> tuple[TableSchema, ...]:

@@ -42,7 +42,7 @@ def size_of(connection: pymysql.Connection, schema: TableSchema) -> TableSize:
     rows = query(connection, _ESTIMATE, (schema.database, schema.table))
     if not rows:
         return TableSize(0, 0)
-    return TableSize(*(int(as_text(one)) if one is not None else 0 for one in rows[0]))
+    return TableSize(*(int(as_text(value)) if value is not None else 0 for value in rows[0]))
 
 
 _UNIQUE_PARTS = """
@@ -142,8 +142,8 @@ class Pace:
         rows = self.rows
         if not limit:
             return ()
-        found = computed_end(schema, above, limit, rows, self.density)
-        return found or end_of_chunk(connection, schema, above, limit, rows)
+        key = computed_end(schema, above, limit, rows, self.density)
+        return key or end_of_chunk(connection, schema, above, limit, rows)
 
     def read(self, rows: int, size_bytes: int, took_s: float) -> None:
         """A chunk was read. size_bytes: of the values. took_s: how long its read view was open."""

@@ -55,7 +55,9 @@ class CopiedAt:
         }
         values = [rows.column(column.name).cast(arrow.field(column.name).type) for column in schema.columns]
         before = pa.nulls(n, arrow.field(BEFORE).type)
-        return pa.RecordBatch.from_arrays([*values, before, *(notes[one.name] for one in BOOKKEEPING)], schema=arrow)
+        return pa.RecordBatch.from_arrays(
+            [*values, before, *(notes[column.name] for column in BOOKKEEPING)], schema=arrow
+        )
 
     def deletes(self, schema: TableSchema, keys: pa.RecordBatch, first: int) -> pa.RecordBatch:
         """Changes `d` of rows of which only the key is known. keys: the columns of the key, and `_cdc_literal`."""

@@ -79,7 +79,7 @@ def copy_pending(opened: OpenPipeline) -> dict[str, DrainResult]:
             opened.progress.note(f"not copied here: {error.what}")
             continue
         note_refused(opened, copied)
-        done += [name for name, one in copied.staged.items() if one.batches]
+        done += [name for name, staged in copied.staged.items() if staged.batches]
     # The coverage of the copied tables, for what is said of partial ones.
     return extract_sources(opened, done) if done else {}
 
@@ -130,8 +130,8 @@ def readmit(opened: OpenPipeline, source: str, tables: Collection[str] = ()) -> 
             if not wanted.isdisjoint(tables):
                 raise
             log.info("%s: isolated tables stay so while an extractor is running: %s", source, ", ".join(sorted(wanted)))
-    known, left = opened.meta.coverages.find(source).tables, isolated(opened.store, source)
-    return sorted(table for table, one in known.items() if one.how is How.ISOLATED and table not in left)
+    coverages, left = opened.meta.coverages.find(source).tables, isolated(opened.store, source)
+    return sorted(table for table, coverage in coverages.items() if coverage.how is How.ISOLATED and table not in left)
 
 
 def _isolated(opened: OpenPipeline, source: str, tables: Collection[str]) -> frozenset[str]:

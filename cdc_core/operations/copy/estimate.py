@@ -33,17 +33,19 @@ def estimate(opened: OpenPipeline, source: str, tables: Sequence[str]) -> dict[s
     """The estimate of each table that is there. Raises what connecting and reading raise."""
     with read_source(opened, source) as read_at:
         control, capture, pipeline = read_at.control, read_at.capture(), opened.pipeline
-        found: dict[str, TableEstimate] = {}
+        estimates: dict[str, TableEstimate] = {}
         for name in tables:
             try:
                 schema = table_schema(control, *name.split(".", 1))
             except TableRefused as error:
-                found[name] = TableEstimate(0, 0, refused=error.what)
+                estimates[name] = TableEstimate(0, 0, refused=error.what)
                 continue
             if schema is not None:
                 size = size_of(control, schema)
-                found[name] = TableEstimate(size.rows, size.size_bytes, _refused(control, pipeline, capture, schema))
-        return found
+                estimates[name] = TableEstimate(
+                    size.rows, size.size_bytes, _refused(control, pipeline, capture, schema)
+                )
+        return estimates
 
 
 def _refused(control: pymysql.Connection, pipeline: Pipeline, capture: Capture, schema: TableSchema) -> str:

@@ -87,7 +87,7 @@ def ordered(schema: TableSchema, down: Sequence[bool], *, reverse: bool = False)
 def equal(schema: TableSchema, key: Key) -> str:
     """The condition on the key itself."""
     columns = zip(key_columns(schema), key, strict=True)
-    return " AND ".join(f"{quote(column.name)} = {one.removesuffix(DOWN)}" for column, one in columns)
+    return " AND ".join(f"{quote(column.name)} = {value.removesuffix(DOWN)}" for column, value in columns)
 
 
 def numbered(schema: TableSchema) -> bool:
@@ -102,7 +102,7 @@ def _compared(schema: TableSchema, key: Key, signs: str, last: str) -> str:
     names = [quote(column.name) for column in key_columns(schema)]
     if not key:
         return "TRUE"
-    values = [one.removesuffix(DOWN) for one in key]
+    values = [value.removesuffix(DOWN) for value in key]
     strict = [signs[falls] for falls in downwards(key)]
     terms = []
     for at, name in enumerate(names):

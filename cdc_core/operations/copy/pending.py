@@ -46,14 +46,14 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
     """
     coverage = meta.coverages.find(source).tables
     begun = {copy.table: copy for copy in meta.copies.find(source)}
-    found = {
-        table: PendingTable(table, lacks(table, source, one), one.rows, one.how, one.cascaded)
-        for table, one in coverage.items()
-        if one.due and (one.cascaded or not (on_new == "stream" and one.found_later))
+    tables = {
+        table: PendingTable(table, lacks(table, source, covered), covered.rows, covered.how, covered.cascaded)
+        for table, covered in coverage.items()
+        if covered.due and (covered.cascaded or not (on_new == "stream" and covered.found_later))
     }
     for table, copy in begun.items():
         known = coverage.get(table)
-        found[table] = PendingTable(
+        tables[table] = PendingTable(
             table,
             "its copy is under way",
             copy.rows_estimated,
@@ -61,18 +61,18 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
             known is not None and known.cascaded,
             begun=True,
         )
-    return tuple(found[table] for table in sorted(found))
+    return tuple(tables[table] for table in sorted(tables))
 
 
 def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]:
     """The pending tables that runs copy without being asked, or finish."""
-    found = pending(meta, source, on_new=pipeline.tables.on_new)
-    return tuple(one for one in found if one.copied_by_runs(pipeline))
+    tables = pending(meta, source, on_new=pipeline.tables.on_new)
+    return tuple(table for table in tables if table.copied_by_runs(pipeline))
 
 
 def still_pending(meta: Meta, source: str, tables: Sequence[PendingTable]) -> tuple[PendingTable, ...]:
     """What is left of these tables for who has the copier's lease by now: its last holder may have copied some."""
-    left = {one.name for one in pending(meta, source)}
+    left = {table.name for table in pending(meta, source)}
     return tuple(table for table in tables if table.asked or table.name in left)
 
 
@@ -80,8 +80,10 @@ def captured(meta: Meta, source: str) -> tuple[tuple[PendingTable, ...], dict[st
     """Every captured table that is there, whether anything of it is missing or not; and why others, of which the stage
     has rows, are not copied."""
     coverage = meta.coverages.find(source).tables
-    left = {name: lacks(name, source, one) for name, one in coverage.items() if not one.how.captured}
-    left |= {name: f"{name} of {source} is gone" for name, one in coverage.items() if one.gone and name not in left}
+    left = {name: lacks(name, source, covered) for name, covered in coverage.items() if not covered.how.captured}
+    left |= {
+        name: f"{name} of {source} is gone" for name, covered in coverage.items() if covered.gone and name not in left
+    }
     return chosen(meta, source, sorted(coverage.keys() - left.keys())), dict(sorted(left.items()))
 
 

@@ -45,17 +45,17 @@ def begun_again(copy: TableCopy, chunks: Sequence[ReadChunk], ts_us: int, open_f
 
     ts_us: not before the time of any chunk: a state as of an earlier time must not lose rows that come later.
     """
-    first = min(chunks, key=lambda one: one.chunk.number)
+    first = min(chunks, key=lambda read_chunk: read_chunk.chunk.number)
     parts, schemas = _truncate(first, began_at(copy, chunks), ts_us, open_file)
     chunk = replace(first.chunk, paths=(*(part.path for part in parts), *first.chunk.paths))
     known = {schema.id: schema for schema in (*schemas, *first.schemas)}
     marked = ReadChunk(chunk, (*parts, *first.parts), tuple(known.values()))
-    return [marked if one is first else one for one in chunks]
+    return [marked if read_chunk is first else read_chunk for read_chunk in chunks]
 
 
 def as_of(
     place: Checkpoint,
-    one: ReadChunk,
+    read_chunk: ReadChunk,
     empty: Manifest,
     chain: Sequence[Manifest],
     ts_us: int,
@@ -69,37 +69,37 @@ def as_of(
     """
     from cdc_core.stage.stage_reader import StateOptions, state_batches  # DuckDB, which only such tables need
 
-    low = one.chunk.low
-    since = [_of_table(batch, one.chunk.table) for batch in chain if batch.end.position > low]
-    schemas = {schema.id: schema for schema in one.schemas}
-    claimed = replace(empty, chunks=(one.chunk,), parts=one.parts, schemas=schemas)
-    tables = {part.table: part.schema_id for part in one.parts}
+    low = read_chunk.chunk.low
+    since = [_of_table(batch, read_chunk.chunk.table) for batch in chain if batch.end.position > low]
+    schemas = {schema.id: schema for schema in read_chunk.schemas}
+    claimed = replace(empty, chunks=(read_chunk.chunk,), parts=read_chunk.parts, schemas=schemas)
+    tables = {part.table: part.schema_id for part in read_chunk.parts}
     later = {(part.table, part.schema_id) for batch in since for part in batch.parts if part.max_seq >= low.seq}
     if any(schema_id != tables.get(logical, schema_id) for logical, schema_id in later):
         return None
-    parts, _ = _truncate(one, place.position, ts_us, open_file)
-    with open_file(one.chunk.number, place.position, ts_us) as file:
+    parts, _ = _truncate(read_chunk, place.position, ts_us, open_file)
+    with open_file(read_chunk.chunk.number, place.position, ts_us) as file:
         for logical, schema_id in tables.items():
             for rows in state_batches(store, [claimed, *since], logical, StateOptions(partial=True)):
                 schema = schemas[schema_id]
                 file.add_routed(TableRows(schema, logical, rows, np.zeros(rows.num_rows, np.int32)))
         copied = file.finish()
     chunk = replace(
-        one.chunk,
+        read_chunk.chunk,
         low=place.position,
         high=place.position,
         ts_us=ts_us,
-        rows=sum(part.rows for part in copied if part.table == one.parts[0].table),
+        rows=sum(part.rows for part in copied if part.table == read_chunk.parts[0].table),
         paths=tuple(part.path for part in (*parts, *copied)),
     )
-    return ReadChunk(chunk, (*parts, *copied), one.schemas)
+    return ReadChunk(chunk, (*parts, *copied), read_chunk.schemas)
 
 
 def _truncate(
-    one: ReadChunk, low: Position, ts_us: int, open_file: OpenFile
+    read_chunk: ReadChunk, low: Position, ts_us: int, open_file: OpenFile
 ) -> tuple[tuple[Part, ...], tuple[TableSchema, ...]]:
     """Durable files of a `t` before the rows of a chunk, and their definitions."""
-    with open_file(one.chunk.number, low, ts_us) as file:
+    with open_file(read_chunk.chunk.number, low, ts_us) as file:
         file.add_truncate()
         return file.finish(), file.schemas
 

@@ -40,6 +40,6 @@ def taking(take: Take, thread: Executor) -> Iterator[Take]:
         while pending:
             pending.popleft().result()
     finally:
-        for one in pending:
-            one.cancel()
+        for future in pending:
+            future.cancel()
         wait(pending)

@@ -87,26 +87,26 @@ def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Captu
     with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
         stage = _Stage(opened, source, lease, place, coverage, capture, Path(scratch))
         for copy in opened.meta.copies.find(source):
-            mine = [chunk for chunk in chunks if chunk.chunk.table == copy.table]
-            known = coverage.get(copy.table)
+            of_table = [chunk for chunk in chunks if chunk.chunk.table == copy.table]
+            covered = coverage.get(copy.table)
             captured = capture.captures(copy.schema.database, copy.schema.table)
-            why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
+            why = _outdated(copy, of_table, covered, place.position, purged_seq, captured=captured)
             if not why and captured and copy.rules and copy.rules != capture.rules_of(copy.schema):
                 why = "the pipeline's rules for the table have changed since it was begun"
-            high = max((one.chunk.high for one in mine), default=place.position)
-            if not why and copy.complete and mine and high > place.position:
+            high = max((chunk.chunk.high for chunk in of_table), default=place.position)
+            if not why and copy.complete and of_table and high > place.position:
                 waiting = high if waiting is None else max(waiting, high)
                 continue
-            if not why and copy.complete and mine and not copy.schema.key:
-                why = _SAME_PLACE if _copied_at(known, place.position) else ""
-                mine = [] if why else stage.moved_on(copy, mine)
-                why = why or ("" if mine else "the table was redefined since it was read")
+            if not why and copy.complete and of_table and not copy.schema.key:
+                why = _SAME_PLACE if _copied_at(covered, place.position) else ""
+                of_table = [] if why else stage.moved_on(copy, of_table)
+                why = why or ("" if of_table else "the table was redefined since it was read")
             if why:
                 log.warning("%s: the copy of %s is dropped: %s", source, copy.table, why)
                 opened.meta.copies.drop(lease, source, copy.table)
                 dropped.append((copy.table, why))
-            elif copy.complete and mine:
-                due.append((copy, mine))
+            elif copy.complete and of_table:
+                due.append((copy, of_table))
         made = []
         for manifest, done in stage.composed(due):
             counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
@@ -155,7 +155,7 @@ def stage_claims(
             dropped.append((table, why or "the table was redefined"))
     if dropped:
         return Staged(dropped=tuple(dropped))
-    chunks = sorted((chunk for claim in claims for chunk in claim.chunks), key=lambda one: one.chunk.number)
+    chunks = sorted((chunk for claim in claims for chunk in claim.chunks), key=lambda chunk: chunk.chunk.number)
     manifest = _with(_empty(opened, source, lease, place), chunks, {})
     opened.meta.copied.decide(lease, manifest, ())
     return Staged((_finish(opened.meta, opened.store, lease, manifest),), tuple(claim.schema.name for claim in claims))
@@ -168,10 +168,10 @@ def finish_decided(meta: Meta, store: ObjectStore, source: str, lease: Lease) ->
 
 
 def _finish(meta: Meta, store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
-    found = manifests.commit(store, manifest).manifest
-    meta.batches.record_copied(lease, found)
+    committed = manifests.commit(store, manifest).manifest
+    meta.batches.record_copied(lease, committed)
     log.info("%s: staged %d copied rows at %s", manifest.source, manifest.rows, manifest.begin.position)
-    return found
+    return committed
 
 
 def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, TableCoverage]]:
@@ -204,7 +204,7 @@ def _outdated(
     if not captured:
         return "the pipeline leaves the table out"
     begin = began_at(copy, chunks)
-    if any(one.timeline != place.timeline for one in (begin, *(chunk.chunk.high for chunk in chunks))):
+    if any(position.timeline != place.timeline for position in (begin, *(chunk.chunk.high for chunk in chunks))):
         return "the source has gone to another server's log meanwhile"
     if begin.seq < purged_seq:
         return "what the log brought since it was read is purged"
@@ -252,26 +252,27 @@ class _Stage:
         copied: dict[str, TableCoverage] = {}
         size_bytes = 0
         for copy, mine in due:
-            known = self.coverage.get(copy.table)
-            whole = copied[copy.table] = _copied(copy, self.place, mine, known, self.capture.route)
-            if copy.schema.key and _renews(known):  # those of a table without a key always take the place of older rows
+            covered = self.coverage.get(copy.table)
+            whole = copied[copy.table] = _copied(copy, self.place, mine, covered, self.capture.route)
+            # Those of a table without a key always take the place of older rows.
+            if copy.schema.key and _renews(covered):
                 mine = begun_again(copy, mine, whole.ts_us, self._open_file(copy))
             chunks += mine
-            size_bytes += sum(one.size_bytes for one in mine)
+            size_bytes += sum(chunk.size_bytes for chunk in mine)
             if size_bytes >= self.opened.pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
                 empty = _empty(self.opened, self.source, self.lease, self.place)
                 made.append((_with(empty, chunks, copied), tuple(copied)))
                 chunks, copied, size_bytes = [], {}, 0
         return made
 
-    def moved_on(self, copy: TableCopy, mine: Sequence[ReadChunk]) -> list[ReadChunk]:
+    def moved_on(self, copy: TableCopy, chunks: Sequence[ReadChunk]) -> list[ReadChunk]:
         """The claim of a table without a key, as of the place; [] if it was redefined since it was read."""
-        (one,) = mine
+        (chunk,) = chunks
         store, place = self.opened.store, self.place
         empty = _empty(self.opened, self.source, self.lease, place)
         chain = [batch for batch in manifests.chain(store, self.source) if batch.end.position <= place.position]
-        ts_us = max(place.watermark_us, one.chunk.ts_us)
-        moved = as_of(place, one, empty, chain, ts_us, self._open_file(copy), store)
+        ts_us = max(place.watermark_us, chunk.chunk.ts_us)
+        moved = as_of(place, chunk, empty, chain, ts_us, self._open_file(copy), store)
         return [] if moved is None else [moved]
 
     def _open_file(self, copy: TableCopy) -> OpenFile:
@@ -303,19 +304,19 @@ def _empty(opened: OpenPipeline, source: str, lease: Lease, place: Checkpoint) -
 
 
 def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCoverage]) -> Manifest:
-    parts = tuple(part for one in some for part in one.parts)
-    schemas = {schema.id: schema for one in some for schema in one.schemas}
-    return replace(empty, chunks=tuple(one.chunk for one in some), parts=parts, schemas=schemas, coverage=copied)
+    parts = tuple(part for chunk in some for part in chunk.parts)
+    schemas = {schema.id: schema for chunk in some for schema in chunk.schemas}
+    return replace(empty, chunks=tuple(chunk.chunk for chunk in some), parts=parts, schemas=schemas, coverage=copied)
 
 
 def _copied(
-    copy: TableCopy, place: Checkpoint, chunks: Sequence[ReadChunk], known: TableCoverage | None, routes: Route
+    copy: TableCopy, place: Checkpoint, chunks: Sequence[ReadChunk], covered: TableCoverage | None, routes: Route
 ) -> TableCoverage:
     """Whole from the place on, and from a time on that all copied rows have: what was before is not known.
 
     The watermark may have been withdrawn since a chunk was read, because a clock had been ahead.
     """
-    feeds = routes(copy.schema.database, copy.schema.table) or (known.feeds if known is not None else ())
+    feeds = routes(copy.schema.database, copy.schema.table) or (covered.feeds if covered is not None else ())
     ts_us = max(place.watermark_us, *(chunk.chunk.ts_us for chunk in chunks))
     base_seq = began_at(copy, chunks).seq
     return TableCoverage(
@@ -325,6 +326,6 @@ def _copied(
         str(place.position),
         feeds=feeds,
         base_seq=base_seq,
-        cascaded_seq=0 if known is None else known.cascaded_seq,
+        cascaded_seq=0 if covered is None else covered.cascaded_seq,
         rules=copy.rules,
     )

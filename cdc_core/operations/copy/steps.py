@@ -32,12 +32,12 @@ def due(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
     again: tuple[PendingTable, ...] = ()
     if pipeline.tables.on_unreadable == "resync":
         again = tuple(
-            PendingTable(table, lacks(table, source, one), one.rows, one.how)
-            for table, one in meta.coverages.find(source).tables.items()
-            if one.how is How.ISOLATED
+            PendingTable(table, lacks(table, source, coverage), coverage.rows, coverage.how)
+            for table, coverage in meta.coverages.find(source).tables.items()
+            if coverage.how is How.ISOLATED
         )
     pending = (*copied_by_runs(meta, pipeline, source), *again)
-    return tuple(one for one in pending if copied_table(source, one.name) not in refused)
+    return tuple(table for table in pending if copied_table(source, table.name) not in refused)
 
 
 def copied_since(opened: OpenPipeline, source: str, moment_us: int) -> frozenset[str]:

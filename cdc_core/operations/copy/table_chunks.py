@@ -99,17 +99,17 @@ class TableChunks:
             self._copy = replace(copy, planned=through)
             return self._copy, planned
 
-    def read(self, one: ReadChunk, size_bytes: int, took_s: float) -> bool:
+    def read(self, chunk: ReadChunk, size_bytes: int, took_s: float) -> bool:
         """A chunk's files are durable. False if its copy has begun again meanwhile, so that the files are not wanted.
 
         size_bytes: of the values. took_s: how long the read view was open.
         """
         with self._lock:
-            rows = one.chunk.rows
+            rows = chunk.chunk.rows
             copy = self._copy
-            wanted = self._meta.copies.chunk_read(self._lease, self._source, one, size_bytes)
+            wanted = self._meta.copies.chunk_read(self._lease, self._source, chunk, size_bytes)
             if wanted and copy is not None:
-                self._pace.density = density_of(copy.schema, one.chunk.above, one.chunk.through, rows)
+                self._pace.density = density_of(copy.schema, chunk.chunk.above, chunk.chunk.through, rows)
                 self._copy = replace(copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes)
             self._pace.read(rows, size_bytes, took_s)
             return wanted
@@ -143,14 +143,14 @@ class TableChunks:
         size = size_of(control, schema)
         self._pace.row_bytes = size.row_bytes
         self._pace.density = 0.0
-        known = {copy.table: copy for copy in self._meta.copies.find(self._source)}.get(schema.name)
+        begun = {copy.table: copy for copy in self._meta.copies.find(self._source)}.get(schema.name)
         rules = self._rules_of(schema)
-        if known is not None and known.rules and known.rules != rules:
+        if begun is not None and begun.rules and begun.rules != rules:
             log.warning("%s: the rules for %s have changed; its copy begins again", self._source, self.name)
-        elif known is not None and known.schema.id == schema.id:
-            if known.rows:
-                self._pace.row_bytes = known.size_bytes / known.rows
-            return known
+        elif begun is not None and begun.schema.id == schema.id:
+            if begun.rows:
+                self._pace.row_bytes = begun.size_bytes / begun.rows
+            return begun
         limit, low = begin(schema)
         copy = TableCopy(self._source, schema, limit, rows_estimated=size.rows, low=low, rules=rules)
         self._meta.copies.begin(self._lease, copy)

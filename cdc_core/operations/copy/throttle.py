@@ -122,8 +122,8 @@ def _replication_lags(connection: SafeConnection, reference: str, source: str) -
     if not rows:
         remedy = f"name replicas of {source}, or remove {reference}"
         raise _not_asked(f"the lag of {reference}", "the server is not a replica", source, remedy)
-    found = [row["Seconds_Behind_Master"] if mariadb else row["Seconds_Behind_Source"] for row in rows]
-    return [None if lag is None else float(lag) for lag in found]
+    lags = [row["Seconds_Behind_Master"] if mariadb else row["Seconds_Behind_Source"] for row in rows]
+    return [None if lag is None else float(lag) for lag in lags]
 
 
 def _not_asked(what: str, why: str, source: str, remedy: str) -> Refused:

@@ -71,7 +71,7 @@ def _prepared(session: Any, reference: str, findings: Findings) -> None:
     try:
         with bytes_for_texts(session), session.cursor() as cursor:
             cursor.execute("XA RECOVER")
-            found = list(cursor.fetchall())
+            rows = list(cursor.fetchall())
     except pymysql.err.MySQLError as error:  # MySQL's code for a lacking privilege is that of damage
         findings.warn(
             reference,
@@ -79,7 +79,7 @@ def _prepared(session: Any, reference: str, findings: Findings) -> None:
             "GRANT XA_RECOVER_ADMIN ON *.* TO the account; or look yourself (XA RECOVER)",
         )
         return
-    for row in found[:_SHOWN]:
+    for row in rows[:_SHOWN]:
         name = row[3].decode("utf-8", "replace")
         findings.warn(
             reference,

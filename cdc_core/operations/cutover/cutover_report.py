@@ -22,20 +22,20 @@ LATE_S = 60.0
 """A way back that is further behind is not ready."""
 
 
-def cutover_document(meta: Meta, found: Cutover, options: config.CutoverOptions) -> dict[str, Any]:
+def cutover_document(meta: Meta, cutover: Cutover, options: config.CutoverOptions) -> dict[str, Any]:
     """options: of its pipeline."""
-    details, now_us = found.details, meta.now_us()
-    state = State(found.state)
-    since_us = found.at_us(state) or found.updated_us
-    stopped_us = found.at_us(State.STOPPED)
+    details, now_us = cutover.details, meta.now_us()
+    state = State(cutover.state)
+    since_us = cutover.at_us(state) or cutover.updated_us
+    stopped_us = cutover.at_us(State.STOPPED)
     return {
-        "pipeline": found.pipeline,
-        "cutover": found.cutover_id,
+        "pipeline": cutover.pipeline,
+        "cutover": cutover.cutover_id,
         "direction": "back" if details.get("back") else "there",
-        "state": found.state,
+        "state": cutover.state,
         "open": state in OPEN,
         "in_state_s": round(max(0, now_us - since_us) / 1e6, 3),
-        "steps": [{"state": name, "at": moment(at)} for name, at in found.steps],
+        "steps": [{"state": name, "at": moment(at)} for name, at in cutover.steps],
         "stopping_s": round((now_us - stopped_us) / 1e6, 3) if state in HELD and stopped_us is not None else None,
         "stopped_s": details.get("stopped_s"),
         "stop_steps_s": dict(details.get("stop_steps_s", {})),
@@ -46,19 +46,19 @@ def cutover_document(meta: Meta, found: Cutover, options: config.CutoverOptions)
         "said": details.get("said"),
         "unchecked": details.get("unchecked") or None,
         "slipped": details.get("slipped", 0),
-        "last_error": found.error or None,
-        "way_back": way_back_document(meta, found, options.evidence) if state in _SWITCHED else None,
+        "last_error": cutover.error or None,
+        "way_back": way_back_document(meta, cutover, options.evidence) if state in _SWITCHED else None,
     }
 
 
-def left_alone(found: Cutover, *, stops: bool) -> Problem | None:
+def left_alone(cutover: Cutover, *, stops: bool) -> Problem | None:
     """What a person must end: a cutover that no process is at, and that keeps an application from something.
 
     stops: whether the application was told to stop (cutover.stop_with).
     """
-    state, answer, pipeline = State(found.state), found.details.get("answer"), found.pipeline
-    armed = bool(found.details.get("arming"))
-    since_us = (found.at_us(State.ARMED) or found.at_us(State.PROVED)) if armed else found.at_us(State.STOPPED)
+    state, answer, pipeline = State(cutover.state), cutover.details.get("answer"), cutover.pipeline
+    armed = bool(cutover.details.get("arming"))
+    since_us = (cutover.at_us(State.ARMED) or cutover.at_us(State.PROVED)) if armed else cutover.at_us(State.STOPPED)
     resume, asked = f"`lockstep cutover resume {pipeline}`", state is State.SWITCHING
     if state is State.SWITCHED or (asked and answer == Answer.SWITCHED):
         what, code = "the application is switched, but the way back may not write yet", "cutover.unchecked"
@@ -77,31 +77,31 @@ def left_alone(found: Cutover, *, stops: bool) -> Problem | None:
         Level.FAILED,
         f"cutover {pipeline}",
         f"No process is moving it, and it is {state}: {what}.",
-        where=f"cutover {found.cutover_id}",
+        where=f"cutover {cutover.cutover_id}",
         remedy=remedy,
         code=code,
-        since_us=since_us or found.updated_us,
+        since_us=since_us or cutover.updated_us,
         kind=DataAtRisk,
     )
 
 
-def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]:
+def way_back_document(meta: Meta, cutover: Cutover, oldest: str) -> dict[str, Any]:
     """Whether the application could go back now, from what the way back's runs and verifications have noted.
 
     oldest: the age above which a cutover back would verify every row first.
     """
-    meta = meta.of(found.way_back)
-    status, reads = meta.status.find(), found.details.get("starts")
+    meta = meta.of(cutover.way_back)
+    status, reads = meta.status.find(), cutover.details.get("starts")
     if reads:  # it may have led back from other tables before
         status = replace(status, sources=tuple(source for source in status.sources if source.source in reads))
     if not status.sources:
-        said = f"way back: not ready: {found.way_back} has not run yet"
-        return {"pipeline": found.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
+        said = f"way back: not ready: {cutover.way_back} has not run yet"
+        return {"pipeline": cutover.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
     behind_s, waiting = _behind(meta, status)
     lags_us = [source.lag_us for source in status.sources if source.lag_us is not None]
     known = len(lags_us) == len(status.sources)
-    lag_s = max(behind_s, *(one / 1e6 for one in lags_us)) if known else None
-    age_s, doubt = _proven(status, oldest, found.at_us(State.SWITCHED) or 0)
+    lag_s = max(behind_s, *(lag / 1e6 for lag in lags_us)) if known else None
+    age_s, doubt = _proven(status, oldest, cutover.at_us(State.SWITCHED) or 0)
     runs = standing(status)
     problem = next((failure.what for failure in status.failures if failure.task != RUN or failure.subject in runs), "")
     ready = not doubt and not problem and lag_s is not None and lag_s < LATE_S
@@ -113,7 +113,7 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
         f"last error: {problem}" if problem else "",
     ]
     said = f"way back: {'ready' if ready else 'not ready'}: {', '.join(filter(None, why))}"
-    return {"pipeline": found.way_back, "ready": ready, "lag_s": lag_s, "evidence_age_s": age_s, "said": said}
+    return {"pipeline": cutover.way_back, "ready": ready, "lag_s": lag_s, "evidence_age_s": age_s, "said": said}
 
 
 def _behind(meta: Meta, status: Status) -> tuple[float, int]:
@@ -121,19 +121,26 @@ def _behind(meta: Meta, status: Status) -> tuple[float, int]:
     view = meta.plans.find(
         "", [source.source for source in status.sources], [target.target for target in status.targets], None
     )
-    waiting = {batch for found in view.pending.values() for batch in found}
-    staged_us = [one.created_us for chain in view.chain.values() for one in chain if one.batch_id in waiting]
+    waiting = {batch for batch_ids in view.pending.values() for batch in batch_ids}
+    staged_us = [
+        manifest.created_us for chain in view.chain.values() for manifest in chain if manifest.batch_id in waiting
+    ]
     return max(0, status.now_us - min(staged_us, default=status.now_us)) / 1e6, len(waiting)
 
 
 def _proven(status: Status, oldest: str, switched_us: int) -> tuple[float | None, str]:
     """The age of the evidence, in seconds: of the target that was verified first. And what speaks against it; "" for
     nothing. switched_us: as `since_us` in `lacking`."""
-    known: dict[str, Summaries] = {target.target: {} for target in status.targets}
-    known |= {verification.target: verification.evidence for verification in status.verifications}
-    ended = [ended_us(found[Mode.ORDERED]) for found in known.values() if Mode.ORDERED in found]
-    why = {target: lacking(found, oldest, status.now_us, since_us=switched_us) for target, found in known.items()}
-    doubt = next((f"{target}: {one}" for target, one in why.items() if one), "" if known else "never verified")
+    evidence: dict[str, Summaries] = {target.target: {} for target in status.targets}
+    evidence |= {verification.target: verification.evidence for verification in status.verifications}
+    ended = [ended_us(summaries[Mode.ORDERED]) for summaries in evidence.values() if Mode.ORDERED in summaries]
+    why = {
+        target: lacking(summaries, oldest, status.now_us, since_us=switched_us)
+        for target, summaries in evidence.items()
+    }
+    doubt = next(
+        (f"{target}: {reason}" for target, reason in why.items() if reason), "" if evidence else "never verified"
+    )
     return ((status.now_us - min(ended)) / 1e6 if ended else None), doubt
 
 

@@ -87,12 +87,12 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
         with ExitStack() as opened:
             provers = [opened.enter_context(prover(work.jobs[target.name])) for target in work.targets]
             tables = tables_of(work, provers)
-            for target, one in zip(work.targets, provers, strict=True):
-                if not since[target.name].tables >= set(one.feeding):  # some are new
+            for target, target_prover in zip(work.targets, provers, strict=True):
+                if not since[target.name].tables >= set(target_prover.feeding):  # some are new
                     since = {**since, target.name: verified(work, target)}
             require_gates(tables.targets)
-            found = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
-            moving.to(State.CHASE, tables=noted(tables), findings=found, left=None)
+            findings = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
+            moving.to(State.CHASE, tables=noted(tables), findings=findings, left=None)
             for name in raise_ids(tables.pairs):
                 work.opened.progress.note(f"raised AUTO_INCREMENT of {name}")
             try:
@@ -159,12 +159,12 @@ def _opened(moving: Moving, tables: Tables, clock: Clock) -> None:
 def back(work: CutoverWork, lease: Lease) -> Cutover:
     """Leads the application back, or continues what was begun. work: of the way back. Nothing is done if that was the
     last thing that was done. Raises UsageError (usage.nothing_open), and as `run`."""
-    known, led = (work.meta.cutovers.latest(name) for name in (work.opened.name, work.way_back.name))
-    if (known is not None and known.state in OPEN) or (led is not None and led.state == State.WATCH):
+    cutover, led = (work.meta.cutovers.latest(name) for name in (work.opened.name, work.way_back.name))
+    if (cutover is not None and cutover.state in OPEN) or (led is not None and led.state == State.WATCH):
         return run(work, lease)
-    if known is not None and known.state == State.COMPLETE and led is not None and led.state == State.BACK:
+    if cutover is not None and cutover.state == State.COMPLETE and led is not None and led.state == State.BACK:
         work.opened.progress.note("the application was led back before")
-        return known
+        return cutover
     completed = led is not None and led.state == State.COMPLETE
     raise UsageError(
         f"The cutover of {work.way_back.name!r} was completed, so there is no way back."
@@ -306,32 +306,32 @@ def resume(work: CutoverWork, lease: Lease, answer: Answer | None) -> Cutover:
     over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE, State.ROLLED_BACK)
     if left is not None and over and close_lost(work, lease, left):
         return left
-    known = open_cutover(work)
+    cutover = open_cutover(work)
     if answer is None:
-        return run(work, lease, rehearse=known.details.get("rehearsal", False))
-    if known.state != State.SWITCHING:
+        return run(work, lease, rehearse=cutover.details.get("rehearsal", False))
+    if cutover.state != State.SWITCHING:
         raise UsageError(
-            f"The cutover is {known.state}, so it needs no answer.",
+            f"The cutover is {cutover.state}, so it needs no answer.",
             where=work.opened.name,
             code="usage.argument",
             remedy="leave --answer out",
         )
-    if answer is Answer.NOT_SWITCHED and known.details.get("answer") == Answer.SWITCHED:
+    if answer is Answer.NOT_SWITCHED and cutover.details.get("answer") == Answer.SWITCHED:
         # What the application has written to the new tables since would be lost.
         raise UsageError(
             "The command said that it has switched the application.",
-            where=f"cutover {known.cutover_id}",
+            where=f"cutover {cutover.cutover_id}",
             code="usage.argument",
             remedy="leave --answer out, which ends this cutover as switched; then `lockstep cutover back` leads the "
             "application back, and no write is lost",
         )
-    moving = Moving(work, lease, known)
+    moving = Moving(work, lease, cutover)
     if answer is Answer.SWITCHED:
         return _switched_by_word(moving)
     # The command may be called yet, by a process that was paused before it did: an application that it leads to the new
     # tables is to get errors there, and not to write to tables that take part in nothing.
-    tables = read(known.details["tables"])
-    opened = {name: [list(one) for one in found] for name, found in tables.targets.items()}
+    tables = read(cutover.details["tables"])
+    opened = {name: [list(place) for place in places] for name, places in tables.targets.items()}
     moving.to(State.SWITCHING, opened=opened, answer=str(answer))
     return answered(moving, answer)
 
@@ -350,11 +350,11 @@ def _switched_by_word(moving: Moving) -> Cutover:
 def abort(work: CutoverWork, lease: Lease) -> Cutover:
     """Ends the cutover that is open; nothing has happened then. Raises UsageError (usage.nothing_open), Refused
     (cutover.switched), DataAtRisk (cutover.unknown)."""
-    known = work.meta.cutovers.latest(work.opened.name)
-    if known is not None and known.state == State.ROLLED_BACK:
-        require_its_target(work, known)
-        undo_left(work, known)
-        return known
+    cutover = work.meta.cutovers.latest(work.opened.name)
+    if cutover is not None and cutover.state == State.ROLLED_BACK:
+        require_its_target(work, cutover)
+        undo_left(work, cutover)
+        return cutover
     moving = Moving(work, lease, open_cutover(work))
     answer = moving.cutover.details.get("answer")
     if moving.state is State.SWITCHING and answer not in (Answer.SWITCHED, Answer.NOT_SWITCHED):

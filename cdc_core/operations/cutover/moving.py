@@ -56,12 +56,12 @@ def taken_up(work: CutoverWork, lease: Lease, *, rehearsal: bool) -> Cutover:
     """The cutover that is open, or a new one. rehearsal: of a new one. Raises Refused (cutover.other_open,
     cutover.left_before), UsageError (usage.argument)."""
     require_no_other(work)
-    known = work.meta.cutovers.latest(work.opened.name)
-    if known is not None and known.state in OPEN:
-        require_its_target(work, known)
-        return known
-    if known is not None and known.state == State.COMPLETE:
-        require_not_left(_still_read(work.pipeline, read(known.details["tables"]).sources))
+    cutover = work.meta.cutovers.latest(work.opened.name)
+    if cutover is not None and cutover.state in OPEN:
+        require_its_target(work, cutover)
+        return cutover
+    if cutover is not None and cutover.state == State.COMPLETE:
+        require_not_left(_still_read(work.pipeline, read(cutover.details["tables"]).sources))
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
     identity = hashlib.sha256(f"{work.opened.name}/{now}".encode()).hexdigest()[:16]
@@ -72,7 +72,7 @@ def taken_up(work: CutoverWork, lease: Lease, *, rehearsal: bool) -> Cutover:
 
 def _still_read(pipeline: Pipeline, places: Places) -> Places:
     """A way back reads other tables once the application was led to another target."""
-    routes = [Capture(pipeline.tables, pipeline.routes, lower_case=one).route for one in (False, True)]
+    routes = [Capture(pipeline.tables, pipeline.routes, lower_case=lower_case).route for lower_case in (False, True)]
     kept = {
         name: [table for table in tables if any(route(*table) for route in routes)] for name, tables in places.items()
     }
@@ -92,16 +92,16 @@ def require_no_other(work: CutoverWork) -> None:
 
 
 def open_cutover(work: CutoverWork) -> Cutover:
-    known = work.meta.cutovers.latest(work.opened.name)
-    if known is None or known.state not in OPEN:
+    cutover = work.meta.cutovers.latest(work.opened.name)
+    if cutover is None or cutover.state not in OPEN:
         raise UsageError(
             f"No cutover of {work.opened.name!r} is open.",
             where=work.opened.name,
             code="usage.nothing_open",
             remedy="begin one with `lockstep cutover run`",
         )
-    require_its_target(work, known)
-    return known
+    require_its_target(work, cutover)
+    return cutover
 
 
 def require_its_target(work: CutoverWork, cutover: Cutover) -> None:
@@ -226,14 +226,14 @@ class Moving:
             return
         places = {source: Position.from_text(text) for source, text in details.get("watched", {}).items()}
         look = partial(work.way_back.written, places if opened else {})
-        found = unless_it_fails(work, "what was written to the new tables is not known", look, Written({}, ""))
+        written = unless_it_fails(work, "what was written to the new tables is not known", look, Written({}, ""))
         why = "since then, a cutover that did not switch had opened the new tables to the application"
         for target in work.targets:
-            rows = {table: count for table, count in found.rows.items() if target.table(table) is not None}
+            rows = {table: count for table, count in written.rows.items() if target.table(table) is not None}
             work.meta.verifications.doubt(self._lease, target.name, DOUBT, why, rows)
-        left = {"rows": sum(found.rows.values()), "named": found.named}
-        if found.named:
-            work.opened.progress.note(f"the new tables were written to while they were open: {found.named}")
+        left = {"rows": sum(written.rows.values()), "named": written.named}
+        if written.named:
+            work.opened.progress.note(f"the new tables were written to while they were open: {written.named}")
         self.to(self.state, error=self.cutover.error, opened={}, left=left)  # if this is repeated, it names no others
 
     def _is_rolled_back(self) -> bool:

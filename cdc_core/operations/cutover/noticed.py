@@ -141,9 +141,11 @@ def _keys(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
         if (index.unique or not index.hidden) and not any(_does_for(index, there) for there in new.indexes):
             kind, remedy = ("unique key", MAKE) if index.unique else ("index", _SEARCHED)
             yield Noticed(f"it has no {kind} like {index.name}", remedy)
-    for one in new.indexes:
-        if one.unique and not any(had.unique and set(_parts(had)) <= set(_parts(one)) for had in old.indexes):
-            yield Noticed(f"it has the unique key {one.name}", "writes that the old table takes may fail: drop the key")
+    for index in new.indexes:
+        if index.unique and not any(had.unique and set(_parts(had)) <= set(_parts(index)) for had in old.indexes):
+            yield Noticed(
+                f"it has the unique key {index.name}", "writes that the old table takes may fail: drop the key"
+            )
 
 
 def _does_for(index: IndexDefinition, there: IndexDefinition) -> bool:
@@ -151,7 +153,7 @@ def _does_for(index: IndexDefinition, there: IndexDefinition) -> bool:
     mine, theirs = _parts(index), _parts(there)
     if index.unique:
         return there.unique and set(theirs) <= set(mine)
-    kinds = [one.kind if one.kind in ("FULLTEXT", "SPATIAL") else "" for one in (index, there)]
+    kinds = [side.kind if side.kind in ("FULLTEXT", "SPATIAL") else "" for side in (index, there)]
     return not there.hidden and kinds[0] == kinds[1] and theirs[: len(mine)] == mine
 
 

@@ -41,7 +41,7 @@ def written_in(meta: Meta, store: ObjectStore, batches: Sequence[BatchRow]) -> W
         rows[file.table] += file.rows
         schema, named = schemas[file.schema_id], keys.setdefault(file.table, {})
         for some in changed_keys(store, file, schema):
-            values = (", ".join(map(str, one.values())) for one in some.select(schema.key).to_pylist())
+            values = (", ".join(map(str, row.values())) for row in some.select(schema.key).to_pylist())
             named |= dict.fromkeys(islice(values, _NAMED))
     return Written(rows, "; ".join(f"{table}: {', '.join(list(named)[:_NAMED])}" for table, named in keys.items()))
 
@@ -63,12 +63,12 @@ def look_again(moving: Moving) -> None:
         slipped = written_since(work, reached)
     except LockstepError as error:
         failed.append(error)
-    why = "; ".join(str(one) for one in failed)
+    why = "; ".join(str(failure) for failure in failed)
     said = f"nobody knows whether the old tables took writes after the switch: {why}" if why else ""
     if slipped:
         said = f"the old tables took {slipped:,} changes after the final position, which the new ones do not have"
     moving.to(State.SWITCHED, error=said, unchecked=why, slipped=slipped)
-    if any(one.retriable for one in failed):
+    if any(failure.retriable for failure in failed):
         raise RetryLater(
             "The application was switched. Whether the old tables took writes after the final position could not be "
             f"looked up, and the way back waits for that: {why}",

@@ -25,9 +25,9 @@ def work_of(opened: OpenPipeline, spark: Spark, file: Path, target: str | None) 
     Raises UsageError (usage.argument) if the pipeline has several targets and none is named.
     """
     forward = _forward_of(opened.pipeline, file)
-    one = opened.pipeline.one_database
-    targets = opened.pipeline.databases if forward is not None else (one(target, "lockstep cutover"),)
-    jobs = {one.name: VerifyJob(opened, one) for one in targets}
+    one_database = opened.pipeline.one_database
+    targets = opened.pipeline.databases if forward is not None else (one_database(target, "lockstep cutover"),)
+    jobs = {database.name: VerifyJob(opened, database) for database in targets}
     way_back: WayBack
     if forward is None:
         way_back = NewWayBack(jobs[targets[0].name], back_file(file))

@@ -64,13 +64,13 @@ def plan(work: CutoverWork) -> CutoverPlan:
         provers = [stack.enter_context(prover(work.jobs[target.name])) for target in work.targets]
         tables = tables_of(work, provers)
         feeding = {target.name: set(proving.feeding) for target, proving in zip(work.targets, provers, strict=True)}
-    findings = tuple(one for one in findings_of(work, tables) if one.status != "ok")
+    findings = tuple(finding for finding in findings_of(work, tables) if finding.status != "ok")
     before = known(work)
     expected_s, stop = expected_stop(work.meta.cutovers.latest(work.opened.name))
     ended = []
-    for target, one in before.evidence.items():
-        whole = one.document is not None and Since.of_evidence(one.document).tables >= feeding[target]
-        ended.append(str(one.document["ended"]) if one.document is not None and whole else "")
+    for target, evidence in before.evidence.items():
+        whole = evidence.document is not None and Since.of_evidence(evidence.document).tables >= feeding[target]
+        ended.append(str(evidence.document["ended"]) if evidence.document is not None and whole else "")
     return CutoverPlan(
         work.opened.name,
         ", ".join(target.name for target in work.targets),

@@ -83,13 +83,13 @@ def known(work: CutoverWork) -> Known:
 
 def _earlier(work: CutoverWork, target: MysqlTarget) -> Evidence:
     """What was verified before, unless it does not count, or rows may have changed since then unseen."""
-    found = work.meta.verifications.evidence(target.name)
+    summaries = work.meta.verifications.evidence(target.name)
     led = work.meta.cutovers.latest(work.way_back.name)
     since_us = (led.at_us(State.SWITCHED) if led is not None else None) or 0
     definition = config_digest(work.pipeline)
-    if lacking(found, work.options.evidence, work.meta.now_us(), since_us=since_us, definition=definition):
-        return Evidence(None, found_since(found))
-    document = evidence.read(work.opened.store, found[Mode.ORDERED]["path"])
+    if lacking(summaries, work.options.evidence, work.meta.now_us(), since_us=since_us, definition=definition):
+        return Evidence(None, found_since(summaries))
+    document = evidence.read(work.opened.store, summaries[Mode.ORDERED]["path"])
     staged = StagedTables(work.pipeline, [target], work.meta)
     why = staged.missed(Since.of_evidence(document).places, work.opened.store)
     return Evidence(None if why else document, why)
@@ -129,14 +129,14 @@ def undisturbed(work: CutoverWork, seen: Mapping[str, Position] | None) -> Mappi
     """
     if seen is None:
         return None
-    found = work.way_back.disturbed(seen)
-    if found.why:
+    disturbed = work.way_back.disturbed(seen)
+    if disturbed.why:
         raise verify_again(
-            f"The rows of the old tables are not known: {found.why}.",
+            f"The rows of the old tables are not known: {disturbed.why}.",
             work.opened.name,
             "Begin again: every row is verified first",
         )
-    return found.seen
+    return disturbed.seen
 
 
 def require_unrefuted(work: CutoverWork) -> None:
@@ -166,23 +166,23 @@ def verified(work: CutoverWork, target: MysqlTarget) -> Since:
 
 def findings_of(work: CutoverWork, tables: Tables) -> tuple[CheckFinding, ...]:
     """What would go wrong: see readiness.py, and `unproven`."""
-    found = Findings()
+    findings = Findings()
     for error in unproven(work):
-        found.fail("stage", error)
+        findings.fail("stage", error)
     names = [target.name for target in work.pipeline.targets]
     if len(names) > 1 and not work.back:
-        found.warn(
+        findings.warn(
             "cutover.switch_with",
             f"the pipeline has the targets {', '.join(names)}, and one command",
             "make sure that the command leads the application to the target in LOCKSTEP_CUTOVER_TARGET",
         )
-    for one in with_due(tables.targets):
-        found.warn(
-            f"table {one.name}",
+    for table in with_due(tables.targets):
+        findings.warn(
+            f"table {table.name}",
             "indexes that were dropped before its first load are due",
             "the next run builds them, or the cutover before it begins",
         )
-    return (*found.made, *look(tables.pairs, work.way_back.preview()))
+    return (*findings.made, *look(tables.pairs, work.way_back.preview()))
 
 
 def require_ready(work: CutoverWork, tables: Tables) -> list[dict[str, str]]:

@@ -102,14 +102,16 @@ class Prover:
         (run.taken_over), and what verifying raises.
         """
         staged = {source: self._batches(source, since) for source in since.places}
-        batches = {source: self._consumed(source, found) for source, found in staged.items()}
+        batches = {source: self._consumed(source, of_source) for source, of_source in staged.items()}
         self._require_all_staged(since)
-        wanted = self._keys([one for found in batches.values() for one in found])
+        wanted = self._keys([batch for of_source in batches.values() for batch in of_source])
         with self._targets:
             results = [self._tables[name].compared(sorted(keys)) for name, keys in wanted.items() if keys]
             self._require_equal(results, still=still)
             counted = self._require_counts() if still else []
-        reached = {source: found[-1].end if found else since.places[source] for source, found in batches.items()}
+        reached = {
+            source: of_source[-1].end if of_source else since.places[source] for source, of_source in batches.items()
+        }
         # A key that is moving is explained by a change in a later batch, with which it is compared again. One that is
         # unsettled is explained by nothing.
         unsettled = sum(result.unsettled for result in results)
@@ -152,8 +154,10 @@ class Prover:
 
     def _batches(self, source: str, since: Since) -> list[BatchRow]:
         """What may have changed rows since then, in the order of the log."""
-        place, found = since.places[source], self._job.meta.batches.find(source)
-        return [one for one in found if one.end > place or (one.begin == one.end == place and not since.settled)]
+        place, batches = since.places[source], self._job.meta.batches.find(source)
+        return [
+            batch for batch in batches if batch.end > place or (batch.begin == batch.end == place and not since.settled)
+        ]
 
     def _keys(self, batches: Sequence[BatchRow]) -> dict[str, set[str]]:
         """The keys of the rows that these batches change, by logical table."""
@@ -184,8 +188,8 @@ class Prover:
         different = [result for result in results if result.differences]
         if different:
             raise self._differs(
-                f"{sum(one.differences for one in different)} rows of {', '.join(one.table for one in different)} "
-                "differ between source and target."
+                f"{sum(result.differences for result in different)} rows of "
+                f"{', '.join(result.table for result in different)} differ between source and target."
             )
         unclear = sum(result.moving + result.unsettled for result in results) if still else 0
         if unclear:

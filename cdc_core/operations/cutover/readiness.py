@@ -60,17 +60,17 @@ class TablePair:
 
 def places_of(listed: Iterable[Place]) -> Places:
     """The places by server."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    places: dict[str, list[tuple[str, str]]] = {}
     for reference, database, table in listed:
-        found.setdefault(reference, []).append((database, table))
-    return found
+        places.setdefault(reference, []).append((database, table))
+    return places
 
 
 def look(pairs: Sequence[TablePair], way_back: Pipeline | None) -> tuple[CheckFinding, ...]:
     """way_back: as it is, or would be written; None: not looked at."""
     findings, before = Findings(), dict[str, _Settings]()
     left: dict[tuple[str, str], str] = {}
-    for reference, tables in places_of(one for pair in pairs for one in pair.old).items():
+    for reference, tables in places_of(place for pair in pairs for place in pair.old).items():
         with altering_session(resolve(reference), reference) as session:
             _primary(session, reference, findings)
             _locks(session, reference, tables, findings)
@@ -83,7 +83,7 @@ def look(pairs: Sequence[TablePair], way_back: Pipeline | None) -> tuple[CheckFi
                 _triggers(session, reference, tables, "the old tables", findings)
             before[reference] = _settings(session)
             left |= _beside(session, tables)
-    for reference, tables in places_of(one for pair in pairs for one in pair.new).items() if way_back else ():
+    for reference, tables in places_of(place for pair in pairs for place in pair.new).items() if way_back else ():
         with altering_session(resolve(reference), reference) as session:
             _triggers(session, reference, tables, "the new tables", findings)
             _other_settings(before, reference, _settings(session), findings)
@@ -108,13 +108,15 @@ def look(pairs: Sequence[TablePair], way_back: Pipeline | None) -> tuple[CheckFi
                 "the shards have ids of their own",
             )
     if way_back is not None:
-        for one in check(way_back).findings:
-            expected = one.subject.endswith(EXISTING_ROWS) or (  # the old tables have them
-                isinstance(one.error, TargetFenced)  # the switch lets it in
+        for finding in check(way_back).findings:
+            expected = finding.subject.endswith(EXISTING_ROWS) or (  # the old tables have them
+                isinstance(finding.error, TargetFenced)  # the switch lets it in
             )
-            if one.status != "ok" and not expected:
+            if finding.status != "ok" and not expected:
                 findings.made.append(
-                    CheckFinding(one.status, f"way back: {one.subject}", one.what, one.remedy, one.error)
+                    CheckFinding(
+                        finding.status, f"way back: {finding.subject}", finding.what, finding.remedy, finding.error
+                    )
                 )
     return tuple(findings.made)
 
@@ -193,14 +195,14 @@ def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], find
 
 
 def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
-    found = []
+    events = []
     for database in sorted({database for database, _ in tables}):
         try:
             with session.cursor() as cursor:
                 cursor.execute(
                     f"SHOW EVENTS IN {quote(database)}"
                 )  # INFORMATION_SCHEMA would be empty without the grant
-                names = [one[0] for one in cursor.description]
+                names = [column[0] for column in cursor.description]
                 rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
         except pymysql.err.MySQLError as error:
             if kind_of(error) is not ErrorKind.DENIED:
@@ -211,11 +213,11 @@ def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], fin
                 f"GRANT EVENT ON {quote(database)}.* TO the account; or look yourself (SHOW EVENTS)",
             )
             continue
-        found += [f"{row['Db']}.{row['Name']}" for row in rows if row["Status"] == "ENABLED"]
-    if found:
+        events += [f"{row['Db']}.{row['Name']}" for row in rows if row["Status"] == "ENABLED"]
+    if events:
         findings.warn(
             reference,
-            f"the server runs {counted(len(found), 'scheduled event')}: {', '.join(found)}",
+            f"the server runs {counted(len(events), 'scheduled event')}: {', '.join(events)}",
             "they run there after the switch as well, and get an error where they write to the old tables: make those "
             "that are needed on the new servers, and disable them here",
         )
@@ -297,19 +299,19 @@ def _settings(session: Any) -> _Settings:
 
 def _other_settings(before: Mapping[str, _Settings], reference: str, there: _Settings, findings: Findings) -> None:
     for former, here in before.items():
-        found = []
+        settings = []
         if here.modes != there.modes:
             modes = [
                 *(f"+{mode}" for mode in sorted(there.modes - here.modes)),
                 *(f"-{mode}" for mode in sorted(here.modes - there.modes)),
             ]
-            found.append(f"sql_mode ({', '.join(modes)})")
+            settings.append(f"sql_mode ({', '.join(modes)})")
         if here.noons != there.noons:
-            found.append("time_zone")
-        if found:
+            settings.append("time_zone")
+        if settings:
             findings.warn(
                 reference,
-                f"the server has another {' and another '.join(found)} than {former}",
+                f"the server has another {' and another '.join(settings)} than {former}",
                 "an application whose sessions do not set these themselves gets errors there, or writes other rows by "
                 "the same statements: set them alike (SET GLOBAL, and the server's configuration)",
             )
@@ -321,16 +323,16 @@ def _compare(pair: TablePair, findings: Findings) -> None:
         return
     found: dict[Noticed, list[str]] = {}
     for new in _definitions(pair.new):
-        for one in noticed(old, new):
-            found.setdefault(one, []).append(new.definition.name)
+        for difference in noticed(old, new):
+            found.setdefault(difference, []).append(new.definition.name)
     subject = f"table {pair.logical}"
-    for one, names in found.items():
-        what = f"{some_of(names, 1)}: {one.what}"
-        if one.stops:
-            stopped = Refused(f"{what}.", where=subject, code="target.definition", remedy=one.remedy)
+    for difference, names in found.items():
+        what = f"{some_of(names, 1)}: {difference.what}"
+        if difference.stops:
+            stopped = Refused(f"{what}.", where=subject, code="target.definition", remedy=difference.remedy)
             findings.fail(subject, stopped)
         else:
-            findings.warn(subject, what, one.remedy)
+            findings.warn(subject, what, difference.remedy)
 
 
 def _definitions(listed: Iterable[Place]) -> Iterator[Existing]:
@@ -386,10 +388,10 @@ def raise_ids(pairs: Iterable[TablePair]) -> list[str]:
     for reference, tables in _behind(pairs).items():
         with altering_session(resolve(reference), reference) as session, session.cursor() as cursor:
             cursor.execute("SET SESSION lock_wait_timeout = 5")
-            for table, one in tables.items():
-                headroom = max(0, min(HEADROOM, (_greatest_id(cursor, table) - one.least) // _SHARE))
-                if one.next_id < one.least + headroom // 2:
-                    cursor.execute(f"ALTER TABLE {quote(*table)} AUTO_INCREMENT = {one.least + headroom}")
+            for table, counter in tables.items():
+                headroom = max(0, min(HEADROOM, (_greatest_id(cursor, table) - counter.least) // _SHARE))
+                if counter.next_id < counter.least + headroom // 2:
+                    cursor.execute(f"ALTER TABLE {quote(*table)} AUTO_INCREMENT = {counter.least + headroom}")
                     raised.append(".".join(table))
     return raised
 
@@ -420,16 +422,16 @@ class _Counter:
 def _behind(pairs: Iterable[TablePair]) -> dict[str, dict[tuple[str, str], _Counter]]:
     """New tables whose next id is not half of the headroom ahead of the greatest of the old ones, by server."""
     listed = list(pairs)
-    old = next_ids(places_of(one for pair in listed for one in pair.old))
-    new = next_ids(places_of(one for pair in listed for one in pair.new)) if old else {}
-    found: dict[str, dict[tuple[str, str], _Counter]] = {}
+    old = next_ids(places_of(place for pair in listed for place in pair.old))
+    new = next_ids(places_of(place for pair in listed for place in pair.new)) if old else {}
+    counters: dict[str, dict[tuple[str, str], _Counter]] = {}
     for pair in listed:
-        least = max((old[one[1:]] for one in pair.old if one[1:] in old), default=0)
+        least = max((old[place[1:]] for place in pair.old if place[1:] in old), default=0)
         for reference, *table in pair.new:
             name = (table[0], table[1])
             if name in new and least and new[name] < least + HEADROOM // 2:
-                found.setdefault(reference, {})[name] = _Counter(new[name], least)
-    return found
+                counters.setdefault(reference, {})[name] = _Counter(new[name], least)
+    return counters
 
 
 def failed(findings: Sequence[CheckFinding]) -> LockstepError | None:

@@ -38,9 +38,9 @@ class StagedTables:
         """Tables whose changes are not staged, or that a copy is due for."""
         yield from self.not_captured()
         for source in self.pipeline.sources:
-            known = self.meta.coverages.find(source.name).tables
+            coverage = self.meta.coverages.find(source.name).tables
             for run in copied_by_runs(self.meta, self.pipeline, source.name):
-                if run.name not in known or self._taken(known[run.name], run.name):
+                if run.name not in coverage or self._taken(coverage[run.name], run.name):
                     yield Refused(
                         f"{run.name} waits for a copy: {run.why}.",
                         where=f"source {source.name}",
@@ -51,11 +51,11 @@ class StagedTables:
     def not_captured(self) -> Iterator[LockstepError]:
         """Tables whose changes are not staged."""
         for source in self.pipeline.sources:
-            for table, one in sorted(self.meta.coverages.find(source.name).tables.items()):
-                if not one.how.captured and self._taken(one, table):
+            for table, coverage in sorted(self.meta.coverages.find(source.name).tables.items()):
+                if not coverage.how.captured and self._taken(coverage, table):
                     yield Refused(
                         f"Changes of {table} are not staged, so no comparison would find them: "
-                        f"{lacks(table, source.name, one)}.",
+                        f"{lacks(table, source.name, coverage)}.",
                         where=f"source {source.name}",
                         code="table.not_captured",
                         remedy="nothing was switched. Fix the cause, and copy the table (`lockstep snapshot --source "
@@ -75,10 +75,12 @@ class StagedTables:
             for batch in batches:
                 if batch.end > place and (said := _noted(batch, store)):
                     return f"the log of source {source} has more than changes of rows: {said}"
-            for table, one in sorted(self.meta.coverages.find(source).tables.items()):
-                lost = one.cascaded or one.how is not How.EMPTY  # one that is seen to be empty has lost no change
-                if lost and one.latest_seq >= place.seq and self._taken(one, table):
-                    return _happened(table, source, one)
+            for table, coverage in sorted(self.meta.coverages.find(source).tables.items()):
+                lost = (
+                    coverage.cascaded or coverage.how is not How.EMPTY
+                )  # one that is seen to be empty has lost no change
+                if lost and coverage.latest_seq >= place.seq and self._taken(coverage, table):
+                    return _happened(table, source, coverage)
         return ""
 
     def _taken(self, coverage: TableCoverage, table: str) -> bool:
@@ -87,7 +89,10 @@ class StagedTables:
         if coverage.how is How.LEFT_OUT:
             database, _, name = table.partition(".")
             # Which way the server compares names is not asked here: a table is taken if it is in either.
-            either = [Capture(self.pipeline.tables, self.pipeline.routes, lower_case=one) for one in (False, True)]
+            either = [
+                Capture(self.pipeline.tables, self.pipeline.routes, lower_case=lower_case)
+                for lower_case in (False, True)
+            ]
             feeds = tuple(logical for capture in either for logical in capture.route(database, name))
         gone = coverage.gone and coverage.how.captured  # one that is not may have been created again unseen
         return not gone and any(target.table(logical) is not None for target in self.targets for logical in feeds)

@@ -49,8 +49,8 @@ def found_since(evidence: Summaries) -> str:
     differing = known_to_differ(evidence)
     if differing:
         return f"{counted(sum(differing.values()), 'row')} of {', '.join(sorted(differing))} were found to differ"
-    for mode, one in evidence.items():
-        if full is not None and str(one["ended"]) > str(full["ended"]) and one["differences"]:
-            rows = counted(one["differences"], "row")
-            return f"a later verification (--mode {mode}, {one['ended']}) has found {rows} more or less"
+    for mode, summary in evidence.items():
+        if full is not None and str(summary["ended"]) > str(full["ended"]) and summary["differences"]:
+            rows = counted(summary["differences"], "row")
+            return f"a later verification (--mode {mode}, {summary['ended']}) has found {rows} more or less"
     return ""

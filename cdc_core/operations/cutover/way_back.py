@@ -63,7 +63,7 @@ class ExistingWayBack(WayBack):
         seen: dict[str, Position] = {}
         for source, place in places.items():
             later = [batch for batch in meta.batches.find(source) if batch.end > place and not batch.copied]
-            seen[source] = max((one.end for one in later), default=place)
+            seen[source] = max((batch.end for batch in later), default=place)
         why = StagedTables(pipeline, pipeline.databases, meta).missed(places, self.opened.store)
         return Disturbed(f"of the old tables, {why}" if why else "", seen)
 
@@ -137,8 +137,8 @@ class NewWayBack(WayBack):
     def _existing(self) -> Pipeline | None:
         """The pipeline of the file, if it is there. Raises Refused (cutover.way_back_differs)."""
         wanted = _wanted(self._reverse)
-        found = config.load(self._file) if self._file.exists() else None
-        if found is not None and carried_by(found) != carried_by(wanted):
+        existing = config.load(self._file) if self._file.exists() else None
+        if existing is not None and carried_by(existing) != carried_by(wanted):
             raise Refused(
                 f"{self._file} exists already, and carries other tables, or carries them differently.",
                 where=str(self._file),
@@ -147,7 +147,7 @@ class NewWayBack(WayBack):
                 "leave its stage where it is: the next way back continues there. Otherwise give it the sources, "
                 "tables, routes and targets that this pipeline needs",
             )
-        return found
+        return existing
 
     def _text(self, mark: str = "") -> str:
         return self._reverse.text({source.name: self._end(source.reference) for source in self._reverse.sources}, mark)

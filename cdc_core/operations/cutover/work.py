@@ -135,8 +135,8 @@ def tables_of(work: CutoverWork, provers: Sequence[Prover]) -> Tables:
             new = [(target.connections[at.connection], at.database, at.table) for at in shard_tables(target, name)]
             pairs.append(TablePair(name, tuple(old), tuple(new)))
     return Tables(
-        _unique(places_of(one for pair in pairs for one in pair.old)),
-        _unique(places_of(one for pair in pairs for one in pair.new)),
+        _unique(places_of(place for pair in pairs for place in pair.old)),
+        _unique(places_of(place for pair in pairs for place in pair.new)),
         tuple(dict.fromkeys(pair.logical for pair in pairs)),
         tuple(pairs),
     )
@@ -148,8 +148,8 @@ def _unique(places: Mapping[str, Sequence[tuple[str, str]]]) -> Places:
 
 def noted(tables: Tables) -> dict[str, Any]:
     return {
-        "sources": {name: [list(one) for one in found] for name, found in tables.sources.items()},
-        "targets": {name: [list(one) for one in found] for name, found in tables.targets.items()},
+        "sources": {name: [list(place) for place in places] for name, places in tables.sources.items()},
+        "targets": {name: [list(place) for place in places] for name, places in tables.targets.items()},
         "logical": list(tables.logical),
     }
 

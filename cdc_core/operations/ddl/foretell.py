@@ -40,9 +40,9 @@ class Foretold:
     prints: tuple[str, ...]
     ways: tuple[str, ...]
 
-    def place(self, found: DefinitionFingerprint) -> int | None:
+    def place(self, definition: DefinitionFingerprint) -> int | None:
         """How many statements a table with this definition has behind it; None for one that is none of these."""
-        return self.prints.index(found.digest) if found.digest in self.prints else None
+        return self.prints.index(definition.digest) if definition.digest in self.prints else None
 
 
 def foretell(

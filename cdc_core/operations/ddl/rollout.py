@@ -71,7 +71,7 @@ class DecidedTable:
     @property
     def copied(self) -> bool:
         """Whether its only statement copies the table."""
-        return any(COPY in one.ways for one in self.foretold.values())
+        return any(COPY in foretold.ways for foretold in self.foretold.values())
 
     def behind(self, shard: RolloutShard) -> int | None:
         """How many statements the shard has behind it; None for one that is missing or defined otherwise."""
@@ -80,7 +80,9 @@ class DecidedTable:
 
     def drift(self, shard: RolloutShard) -> tuple[str, ...]:
         """How a shard that is defined otherwise differs from the nearest definition that was foretold."""
-        other = next((one.found for one in self.shards if one.server == shard.server and self.behind(one) == 0), None)
+        other = next(
+            (beside.found for beside in self.shards if beside.server == shard.server and self.behind(beside) == 0), None
+        )
         if shard.found is None or other is None:
             return ()
         lines = difflib.unified_diff(other.text.splitlines(), shard.found.text.splitlines(), lineterm="", n=0)
@@ -159,10 +161,10 @@ def decide(work: RolloutWork, text: str, name: str, direction: str, options: Opt
         problems += _layout_problems(work, former)
     decided = []
     for logical in dict.fromkeys(statement.logical for statement in statements):
-        mine = tuple(statement for statement in statements if statement.logical == logical)
-        table, found = _decided(work, logical, mine, options, former if same else None)
+        of_table = tuple(statement for statement in statements if statement.logical == logical)
+        table, errors = _decided(work, logical, of_table, options, former if same else None)
         decided.append(table)
-        problems += found or _held_columns(work, table)
+        problems += errors or _held_columns(work, table)
     rollout = former if same and former is not None and former.state == OPEN else None
     return Decided(script, direction, text, tuple(decided), rollout, tuple(problems))
 
@@ -217,17 +219,19 @@ def _decided(
     by_server: dict[str, list[tuple[str, str]]] = {}
     for place in places:
         by_server.setdefault(work.target.connections[place.connection], []).append((place.database, place.table))
-    problems += [indexes_due(one.name) for one in with_due(by_server)]
+    problems += [indexes_due(indexed.name) for indexed in with_due(by_server)]
     foretold: dict[str, Foretold] = {}
     for server in dict.fromkeys(shard.server for shard in shards):
-        mine = [shard for shard in shards if shard.server == server and shard.found is not None]
+        of_server = [shard for shard in shards if shard.server == server and shard.found is not None]
         told = _told(former, server, logical)
-        still = former is not None and (former.state == OPEN or told is None or all(_knows(told, one) for one in mine))
+        still = former is not None and (
+            former.state == OPEN or told is None or all(_knows(told, shard) for shard in of_server)
+        )
         if told is not None and still:
             foretold[server] = told
-        elif mine:
+        elif of_server:
             try:
-                foretold[server] = _foretold(work, mine, statements, options)
+                foretold[server] = _foretold(work, of_server, statements, options)
             except LockstepError as error:
                 if error.retriable:
                     raise
@@ -256,8 +260,8 @@ def _foretold(
     """From the definition by which most shards are known: others may have the statements behind them already."""
     best: tuple[int, Foretold] | None = None
     first: LockstepError | None = None
-    for found in dict.fromkeys(shard.found for shard in shards):
-        base = next(shard for shard in shards if shard.found == found)
+    for definition in dict.fromkeys(shard.found for shard in shards):
+        base = next(shard for shard in shards if shard.found == definition)
         try:
             # Two at once would drop each other's empty copy, and foretell from half of the statements.
             with _session(work, base.place) as connection, _alone(connection, base.place, options.patience_s):
@@ -277,7 +281,7 @@ def _foretold(
 
 
 def _surveyed(work: RolloutWork, places: Sequence[ShardTable]) -> Iterator[RolloutShard]:
-    found: dict[ShardTable, RolloutShard] = {}
+    shards: dict[ShardTable, RolloutShard] = {}
     for number in dict.fromkeys(place.connection for place in places):
         reference = work.target.connections[number]
         server = resolve(reference)
@@ -285,8 +289,8 @@ def _surveyed(work: RolloutWork, places: Sequence[ShardTable]) -> Iterator[Rollo
             version = connection.get_server_info()  # type: ignore[no-untyped-call]
             for place in places:
                 if place.connection == number:
-                    found[place] = RolloutShard(place, version, fingerprint(connection, place.database, place.table))
-    return (found[place] for place in places)
+                    shards[place] = RolloutShard(place, version, fingerprint(connection, place.database, place.table))
+    return (shards[place] for place in places)
 
 
 def _drifted(table: DecidedTable, shard: RolloutShard) -> Refused:
@@ -436,12 +440,12 @@ def _bring(
     with _session(work, place) as connection, _alone(connection, place, options.patience_s):
         server = connection.get_server_info()  # type: ignore[no-untyped-call]
         while True:
-            found = fingerprint(connection, place.database, place.table)
-            if found is None:
+            definition = fingerprint(connection, place.database, place.table)
+            if definition is None:
                 raise no_table(place)
-            behind = table.behind(RolloutShard(place, server, found))
+            behind = table.behind(RolloutShard(place, server, definition))
             if behind is None:
-                raise _drifted(table, RolloutShard(place, server, found))
+                raise _drifted(table, RolloutShard(place, server, definition))
             if behind != progress.behind:  # a killed process has executed it, or somebody by hand
                 progress = work.opened.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind)
                 work.opened.progress.note(f"{place.name}: {behind} of its statements")

@@ -66,45 +66,45 @@ def parse(text: str, name: str) -> Script:
     marks = list(_MARK.finditer(text))
     if not marks:
         return Script(name, tuple(_statements(text, 1, name)))
-    found: dict[str, tuple[ScriptStatement, ...]] = {}
+    statements: dict[str, tuple[ScriptStatement, ...]] = {}
     for number, mark in enumerate(marks):
         direction = mark[1]
         line = text.count("\n", 0, mark.start()) + 1
-        if direction in found:
+        if direction in statements:
             raise _bad(f"There is a second section migrate:{direction}.", f"{name}:{line}", "write each section once")
         end = marks[number + 1].start() if number + 1 < len(marks) else len(text)
-        found[direction] = tuple(_statements(text[mark.end() : end], line, name))
+        statements[direction] = tuple(_statements(text[mark.end() : end], line, name))
     if placed_tokens(text[: marks[0].start()]):
         raise _bad("There is a statement before the first section.", f"{name}:1", "move it below `-- migrate:up`")
-    return Script(name, found.get("up", ()), found.get("down", ()))
+    return Script(name, statements.get("up", ()), statements.get("down", ()))
 
 
 def _statements(text: str, first_line: int, name: str) -> Iterator[ScriptStatement]:
-    found: list[tuple[Token, tuple[int, int]]] = []
-    for one in [*placed_tokens(text), (Token(TokenKind.SIGN, ";"), (len(text), len(text)))]:
-        token = one[0]
+    tokens: list[tuple[Token, tuple[int, int]]] = []
+    for placed in [*placed_tokens(text), (Token(TokenKind.SIGN, ";"), (len(text), len(text)))]:
+        token = placed[0]
         if token.kind is not TokenKind.SIGN or token.text != ";":
-            found.append(one)
+            tokens.append(placed)
             continue
-        if found:
-            line = first_line + text.count("\n", 0, found[0][1][0])
-            yield _statement(found, text, line, f"{name}:{line}")
-        found = []
+        if tokens:
+            line = first_line + text.count("\n", 0, tokens[0][1][0])
+            yield _statement(tokens, text, line, f"{name}:{line}")
+        tokens = []
 
 
-def _statement(found: Sequence[tuple[Token, tuple[int, int]]], text: str, line: int, where: str) -> ScriptStatement:
-    read = Reader([token for token, _ in found])
+def _statement(tokens: Sequence[tuple[Token, tuple[int, int]]], text: str, line: int, where: str) -> ScriptStatement:
+    read = Reader([token for token, _ in tokens])
     table = read.table("") if read.take("ALTER", "TABLE") and read.peek().word != "IF" else None
     if table is None or read.done:
         raise _bad(
-            f"`{text[found[0][1][0] : found[-1][1][1]][:80]}` is not a change of one table.",
+            f"`{text[tokens[0][1][0] : tokens[-1][1][1]][:80]}` is not a change of one table.",
             where,
             "write `ALTER TABLE name ...`, where name is the logical table of the pipeline; indexes, too, are added "
             "and dropped by ALTER TABLE, and tables are created by `lockstep target create`",
         )
     rest = read.found[read.at :]
-    clauses = text[found[read.at][1][0] : found[-1][1][1]]
-    if any("/*" in text[before[1][1] : after[1][0]] for before, after in pairwise(found)):
+    clauses = text[tokens[read.at][1][0] : tokens[-1][1][1]]
+    if any("/*" in text[before[1][1] : after[1][0]] for before, after in pairwise(tokens)):
         raise _bad("There is a comment inside the statement.", where, "write comments on lines of their own, above it")
     words = [token.word for token in rest if token.word]
     for refused, why in _REFUSED:
@@ -117,7 +117,7 @@ def _statement(found: Sequence[tuple[Token, tuple[int, int]]], text: str, line: 
         if column.lower() == VERSION_COLUMN:
             raise _bad(f"`{column}` is Lockstep's own column.", where, "leave this clause out")
     for clause in Reader(rest).clauses():
-        drops_index = [one.word for one in clause[:2]] in (["DROP", "INDEX"], ["DROP", "KEY"])
+        drops_index = [token.word for token in clause[:2]] in (["DROP", "INDEX"], ["DROP", "KEY"])
         if drops_index and clause[-1].text.upper() == "PRIMARY":
             what = "`DROP INDEX PRIMARY` is not for all shards: it changes the key."
             raise _bad(what, where, "leave this clause out")

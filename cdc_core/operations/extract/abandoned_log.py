@@ -40,24 +40,24 @@ def is_due(place: tuple[str, int], stored: Checkpoint | None, store: ObjectStore
     )
 
 
-def missed(known: Mapping[str, TableCoverage], found: SourceSurvey, start: Checkpoint) -> dict[str, TableCoverage]:
+def missed(coverages: Mapping[str, TableCoverage], survey: SourceSurvey, start: Checkpoint) -> dict[str, TableCoverage]:
     """The coverage of the captured tables once reading continues at `start`, before which changes were given up.
 
-    found: the tables that exist there, or a little later. One that is gone by then needs no copy.
+    survey: the tables that exist there, or a little later. One that is gone by then needs no copy.
     """
     place = start.position
     made: dict[str, TableCoverage] = {}
-    for table, one in known.items():
-        if not one.how.captured:
+    for table, coverage in coverages.items():
+        if not coverage.how.captured:
             continue
-        gone = found.complete and table not in found.tables
+        gone = survey.complete and table not in survey.tables
         made[table] = TableCoverage(
             How.ABANDONED,
             place.seq - 1,
-            found.at_us,
+            survey.at_us,
             str(place),
-            found.tables.get(table),
-            one.feeds,
+            survey.tables.get(table),
+            coverage.feeds,
             absent_seq=place.seq if gone else 0,
         )
     return made

@@ -56,47 +56,47 @@ class CoverageLog:
 
     @property
     def whole(self) -> frozenset[str]:
-        return frozenset(table for table, one in self._known.items() if one.whole)
+        return frozenset(table for table, coverage in self._known.items() if coverage.whole)
 
     @property
     def partial(self) -> dict[str, TableCoverage]:
-        return {table: one for table, one in sorted(self._known.items()) if not one.whole}
+        return {table: coverage for table, coverage in sorted(self._known.items()) if not coverage.whole}
 
-    def survey(self, found: SourceSurvey, *, captured: str = "") -> None:
+    def survey(self, survey: SourceSurvey, *, captured: str = "") -> None:
         """Adds the result of a survey, before blocks that begin before its position.
 
         captured: the pipeline's rules, as in Surveyed.
         """
-        place, seq = str(found.position), found.position.seq - 1
-        for table, rows in found.tables.items():
-            known = self._known.get(table)
+        place, seq = str(survey.position), survey.position.seq - 1
+        for table, rows in survey.tables.items():
+            covered = self._known.get(table)
             first = TableCoverage(
                 How.EXISTING,
                 seq,
-                found.at_us,
+                survey.at_us,
                 place,
                 rows,
                 absent_seq=self._absent_seq(table),
                 appeared=self.surveyed.seq > 0,
             )
-            if table in found.empty:
+            if table in survey.empty:
                 # Staged rows may have gone with their parents: that the table is empty does not make these go.
-                if known is None or (known.how is How.EXISTING and not known.cascaded_seq):
-                    of = known or first
+                if covered is None or (covered.how is How.EXISTING and not covered.cascaded_seq):
+                    of = covered or first
                     self._set(
                         table, replace(first, how=How.EMPTY, rows=None, absent_seq=of.absent_seq, appeared=of.appeared)
                     )
-            elif known is None:
+            elif covered is None:
                 self._set(table, first)
-            elif known.how is How.EXISTING and known.rows is None and rows is not None:
-                self._set(table, replace(known, rows=rows))
-            elif known.gone and not known.whole:  # it was created again, which the log may not say
-                self._set(table, replace(known, absent_seq=0))
-        if found.complete:
+            elif covered.how is How.EXISTING and covered.rows is None and rows is not None:
+                self._set(table, replace(covered, rows=rows))
+            elif covered.gone and not covered.whole:  # it was created again, which the log may not say
+                self._set(table, replace(covered, absent_seq=0))
+        if survey.complete:
             # A session that does not log can drop a table: without it, no copy is due.
-            for table, known in list(self._known.items()):
-                if known.due and table not in found.tables:
-                    self._set(table, replace(known, absent_seq=seq))
+            for table, covered in list(self._known.items()):
+                if covered.due and table not in survey.tables:
+                    self._set(table, replace(covered, absent_seq=seq))
             self.surveyed, self._sought = Surveyed(seq, captured), lambda database, table: True
         elif not self.surveyed.seq:
             self.surveyed = Surveyed(0, captured)
@@ -109,40 +109,42 @@ class CoverageLog:
 
     def left_out(self, position: Position, at_us: int) -> None:
         """Tables that the pipeline no longer captures miss changes from here on."""
-        for table, known in list(self._known.items()):
-            if known.how is not How.LEFT_OUT and not self._logical(table):
-                self._set(table, TableCoverage(How.LEFT_OUT, position.seq - 1, at_us, str(position), feeds=known.feeds))
+        for table, coverage in list(self._known.items()):
+            if coverage.how is not How.LEFT_OUT and not self._logical(table):
+                self._set(
+                    table, TableCoverage(How.LEFT_OUT, position.seq - 1, at_us, str(position), feeds=coverage.feeds)
+                )
 
     def captured_again(self, isolated: Container[str], position: Position, at_us: int) -> None:
         """Tables that were left out or isolated before are captured from here on, except those in `isolated`."""
-        for table, known in list(self._known.items()):
-            if not known.how.captured and self._logical(table):
+        for table, coverage in list(self._known.items()):
+            if not coverage.how.captured and self._logical(table):
                 how = How.ISOLATED if table in isolated else How.CAPTURED_AGAIN
-                if how is not known.how:
+                if how is not coverage.how:
                     self._set(table, TableCoverage(how, position.seq - 1, at_us, str(position)))
 
     def other_rules(self, tables: Mapping[str, str], position: Position, at_us: int) -> None:
         """Rows of these tables were staged under other rules up to here, unless they had none until now. Where changes
         were missed as well, a copy is due that brings all. tables: with the rules from here on, as in TableCoverage."""
         for table, rules in tables.items():
-            known = self._known.get(table)
-            if known is None or known.gone or (known.how is not How.COPIED and known.seq == position.seq - 1):
+            covered = self._known.get(table)
+            if covered is None or covered.gone or (covered.how is not How.COPIED and covered.seq == position.seq - 1):
                 continue
-            if known.how.whole or known.how is How.EXISTING:
-                what = TableCoverage(How.OTHER_RULES, position.seq - 1, at_us, str(position), known.rows)
-                self._set(table, replace(what, cascaded_seq=known.cascaded_seq, rules=rules))
+            if covered.how.whole or covered.how is How.EXISTING:
+                what = TableCoverage(How.OTHER_RULES, position.seq - 1, at_us, str(position), covered.rows)
+                self._set(table, replace(what, cascaded_seq=covered.cascaded_seq, rules=rules))
 
     def add(self, block: Block) -> None:
         """Takes what a block says."""
-        for event in sorted(self._events(block), key=lambda one: (one.seq, one.what is Happened.ROWS)):
+        for event in sorted(self._events(block), key=lambda event: (event.seq, event.what is Happened.ROWS)):
             for table in self._meant(event.table):
-                known = self._known.get(table)
-                found = after(known, event, surveyed_seq=self._absent_seq(table))
-                if found is not None and found is not known:
-                    self._set(table, found)
+                covered = self._known.get(table)
+                changed = after(covered, event, surveyed_seq=self._absent_seq(table))
+                if changed is not None and changed is not covered:
+                    self._set(table, changed)
         for table in block.isolated:
-            known = self._known.get(table)
-            if known is None or known.how is not How.ISOLATED:
+            covered = self._known.get(table)
+            if covered is None or covered.how is not How.ISOLATED:
                 end = block.end
                 moment_us = int(block.entries.commit_ts_us.max())
                 # Before the end, so that a copy at the end is later.
@@ -153,7 +155,7 @@ class CoverageLog:
             return list(self._known)
         if table.endswith(EACH_TABLE):
             database = table.removesuffix(EACH_TABLE)
-            return [known for known in self._known if known.partition(".")[0] == database]
+            return [name for name in self._known if name.partition(".")[0] == database]
         return [table]
 
     def _events(self, block: Block) -> Iterator[TableEvent]:

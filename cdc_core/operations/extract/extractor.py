@@ -11,7 +11,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import TypeVar
 import pymysql
 
 from cdc_core.binlog.warm_kernels import is_cold, warm
-from cdc_core.config import StartConfig
 from cdc_core.errors import (
     ConnectionLost,
     LeaseLost,
@@ -31,38 +30,27 @@ from cdc_core.errors import (
     UndoneAfterParts,
     defect,
 )
-from cdc_core.meta import Lease, Meta, SourceCoverage
 from cdc_core.meta.meta_rows import RingDepth
 from cdc_core.model.block import Block
-from cdc_core.model.coverage import How, TableCoverage
-from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
+from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.windows import from_us
 from cdc_core.mysql import connections
-from cdc_core.operations.extract import abandoned_log, acceptances, hosts
-from cdc_core.operations.extract.coverage_changes import CoverageLog
+from cdc_core.operations.extract import acceptances, hosts
+from cdc_core.operations.extract.attached_source import AttachedSource, recover
 from cdc_core.operations.extract.drained import NOTHING, DrainResult, DrainStats, StagingTotals
 from cdc_core.operations.extract.process_memory import limit_memory
 from cdc_core.operations.extract.source_clock import SourceClock
-from cdc_core.operations.extract.stager import Stager, chain_moved
+from cdc_core.operations.extract.stager import Stager
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process.leaving import uninterrupted
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.source.capture import Capture
 from cdc_core.source.host import source_server
-from cdc_core.source.host.failover import Failover, after_loss, fail_over, is_other_server
-from cdc_core.source.host.start_position import find_start
-from cdc_core.source.host.table_survey import SourceSurvey, survey_tables
-from cdc_core.source.schemas.captured_definitions import captured_tables
-from cdc_core.source.schemas.cascades import require_seen_cascades
 from cdc_core.source.sql.accepted_places import AcceptedPlaces
 from cdc_core.source.sql.capture_policy import CapturePolicy
 from cdc_core.source.transactions.source_stream import SourceStream
 from cdc_core.source.wire import replica_identity
-from cdc_core.stage import manifest as manifests
-from cdc_core.stage import start_record
 from cdc_core.stage.isolated import isolated, notes
-from cdc_core.stage.manifest import chain
-from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -171,15 +159,17 @@ class Extractor:
             pipeline, source = self._pipeline, self._source
             stored = recover(self._meta, self._store, self._lease)
             replica_host = replica_identity.replica_host(pipeline.pipeline, source.name, self._lease.identity)
-            address, self._control, known = hosts.connect(source, stored, replica_host)
+            address, self._control, facts = hosts.connect(source, stored, replica_host)
             opened.callback(self._control.close)
-            self._meta.leases.record_retention(self._lease, known.retention_s)
+            self._meta.leases.record_retention(self._lease, facts.retention_s)
             self._clock.read(self._control)
-            if known.lower_case != self._capture.lower_case:
-                self._capture = Capture(pipeline.tables, pipeline.routes, lower_case=known.lower_case)
+            if facts.lower_case != self._capture.lower_case:
+                self._capture = Capture(pipeline.tables, pipeline.routes, lower_case=facts.lower_case)
             policy = CapturePolicy.from_config(pipeline.tables)
-            self._require_seen_cascades(policy)
-            start = self._begin(stored, address, known)
+            at = AttachedSource(self._opened, source, self._lease, self._capture, address, self._control, facts)
+            at.require_seen_cascades(policy)
+            start = at.begin(stored, self._abandon)
+            self._abandon = None  # when it attaches again
             left_out = isolated(self._store, source.name)
             for note in notes(left_out):
                 log.warning("%s: %s", source.name, note)
@@ -194,7 +184,7 @@ class Extractor:
                 acknowledge=self._ring.ack,
                 staged=staged,
                 isolated=left_out,
-                coverage=self._surveyed(start, known, left_out),
+                coverage=at.coverage(start, left_out),
             )
             opened.callback(self._stager.abort)
             limit_memory()
@@ -223,13 +213,6 @@ class Extractor:
             leaving = self._start_reader(stream, opened)
             self._attached, self._leaving = opened.pop_all(), leaving
 
-    def _require_seen_cascades(self, policy: CapturePolicy) -> None:
-        # A copy brings what they change, if the pipeline file says so.
-        level = logging.INFO if policy.on_unlogged_change == "resync" else logging.WARNING
-        captures, source = self._capture.captures, self._source.name
-        for unlogged in require_seen_cascades(self._control, captures, source=source, policy=policy):
-            log.log(level, "%s: %s", source, unlogged)
-
     def _renew_ring(self) -> None:
         """An empty ring; the waits and losses of the stream before it stay counted."""
         stats = self._drain_stats()
@@ -253,87 +236,6 @@ class Extractor:
         opened.callback(self._ring.close)
         opened.callback(leaving.set)
         return leaving
-
-    def _begin(
-        self, stored: Checkpoint | None, address: connections.Server, known: source_server.ServerFacts
-    ) -> Checkpoint:
-        """Where to read from, made durable if it is new: "latest" must mean the same moment after a crash."""
-        source = self._source
-        if self._abandon is not None and abandoned_log.is_due(self._abandon, stored, self._store, source.name):
-            assert stored is not None
-            moved = after_loss(source, self._control, address, known, stored)
-            covered = self._meta.coverages.find(source.name).tables
-            found = self._survey(moved.start, known, covered)
-            start = self._led_on(stored, moved, abandoned_log.missed(covered, found, moved.start))
-            self._abandon = None  # when it attaches again
-            return start
-        if stored is not None and is_other_server(stored, known):
-            return self._led_on(stored, fail_over(source, self._control, address, known, stored), {})
-        start = find_start(source, self._control, stored, server=address)
-        if stored is None:
-            start = start_record.put(
-                self._store, source.name, start, pipeline=self._pipeline.pipeline, asked=source.start_text
-            )
-            log.info("%s: starting at %s", source.name, start.position)
-            self._meta.positions.advance_watermark(self._lease, start)
-        return start
-
-    def _led_on(self, stored: Checkpoint, moved: Failover, coverage: Mapping[str, TableCoverage]) -> Checkpoint:
-        """From one log to another, durably; where to read from."""
-        left_out = isolated(self._store, self._source.name)
-        bridge = hosts.bridge(self._pipeline, self._lease, stored, moved, left_out, coverage)
-        if not manifests.commit(self._store, bridge).ours:
-            raise chain_moved(bridge)
-        self._meta.batches.commit(self._lease, bridge)
-        return moved.start
-
-    def _survey(self, start: Checkpoint, known: source_server.ServerFacts, covered: Container[str]) -> SourceSurvey:
-        """covered: tables of which it need not be asked whether they are empty."""
-        return survey_tables(
-            self._control,
-            self._capture.captures,
-            known=covered,
-            grants=known.grants,
-            end_of_log=lambda: source_server.end_position(self._control, start.position.timeline),
-        )
-
-    def _surveyed(
-        self, start: Checkpoint, known: source_server.ServerFacts, left_out: Mapping[str, str]
-    ) -> CoverageLog:
-        """The coverage of the source's tables; unknown ones are read from the server."""
-        covered = self._meta.coverages.find(self._source.name)
-        sought = Capture.by_names(covered.surveyed.captured)
-        log_of = CoverageLog(covered, feeds=self._capture.route, sought=sought.captures)
-        begin = self._source.start.position if isinstance(self._source.start, StartConfig) else None
-        if begin is not None and (begin.file, begin.offset) == (start.position.file, start.position.offset):
-            log_of.declared_empty(begin.empty, start.position, start.watermark_us)
-        log_of.left_out(start.position, start.watermark_us)
-        log_of.captured_again(left_out, start.position, start.watermark_us)
-        of_log = {table for table, one in log_of.known.items() if one.how is not How.EXISTING}
-        found = self._survey(start, known, of_log)
-        if found.complete or not covered.surveyed.seq:  # then the rules are kept with it
-            log_of.other_rules(self._under_other_rules(covered), start.position, start.watermark_us)
-        log_of.survey(found, captured=self._capture.rules)
-        if log_of.pending:
-            self._meta.coverages.keep(self._lease, log_of.pending, log_of.surveyed)
-        return log_of
-
-    def _under_other_rules(self, covered: SourceCoverage) -> dict[str, str]:
-        """Captured tables whose rules are not those by which rows were staged before, with their rules of now."""
-        former = Capture.by_rules(covered.surveyed.captured)
-        if former is None or former.rules == self._capture.rules:
-            return {}
-        here = captured_tables(
-            self._control,
-            lambda database, table: f"{database}.{table}" in covered.tables and self._capture.captures(database, table),
-        )
-        schemas = [schema for schema, _ in here.values() if schema is not None]
-        return {
-            schema.name: self._capture.rules_of(schema)
-            for schema in schemas
-            if former.captures(schema.database, schema.table)
-            and former.rules_of(schema) != self._capture.rules_of(schema)
-        }
 
     def _lost(self, error: LockstepError) -> None:
         self._lease_error = error
@@ -559,28 +461,3 @@ class Extractor:
             before.take_waits + ring.take_waits,
             before.losses + (0 if self._stream is None else self._stream.connection.losses),
         )
-
-
-def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
-    """The stored checkpoint, after adopting a start or batches that are on the stage but not in meta.
-
-    Raises Refused (stage.other_pipeline; meta.behind when the stage holds batches of this source and meta knows
-    none), DataAtRisk (stage.chain, stage.damaged) when meta knows some that the stage has lost.
-    """
-    start_record.require_own(store, lease.source, lease.pipeline)
-    stored = meta.positions.checkpoint(lease.source)
-    manifests.require_continuable(store, lease.source, None if stored is None else stored.position)
-    if stored is None:
-        begun = start_record.read(store, lease.source)
-        if begun is not None:
-            log.info("%s: starting where an earlier extractor began: %s", lease.source, begun.position)
-            meta.positions.advance_watermark(lease, begun)
-        return begun
-    for manifest in chain(store, lease.source, after=stored.position):
-        if manifest.copied:  # at the position itself, whether it is recorded or not; meta knows what holds there
-            meta.batches.commit(lease, manifest)
-            continue
-        log.info("%s: adopting the batch %s, which is staged but not recorded", lease.source, manifest.batch_id)
-        meta.batches.commit(lease, manifest)
-        stored = manifest.end
-    return stored

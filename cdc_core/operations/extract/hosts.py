@@ -45,29 +45,29 @@ def connect(source: Source, stored: Checkpoint | None, replica_host: str = "") -
             try:
                 control = connections.connect(address, where=source.name, read_timeout=source.read_timeout_s)
                 opened.callback(control.close)
-                known = source_server.facts(control)
+                facts = source_server.facts(control)
             except RetryLater as error:
                 if len(source.connections) > 1:  # the error of a single server is raised below
                     log.warning("%s: %s", source.name, error)
                 away.append(error)
                 continue
-            found = (address, control, known)
-            if stored is None or not is_other_server(stored, known):
+            found = (address, control, facts)
+            if stored is None or not is_other_server(stored, facts):
                 answering.insert(0, found)
                 break
             answering.append(found)
         if not answering:
             raise away[0]
-        address, chosen, known = answering[0]
+        address, chosen, facts = answering[0]
         for _, requirement in source_server.PREFLIGHT:
-            requirement(known.without_replica(replica_host), source)
+            requirement(facts.without_replica(replica_host), source)
         for _, other, _ in answering[1:]:
             other.close()
-        if stored is not None and is_other_server(stored, known):
+        if stored is not None and is_other_server(stored, facts):
             connections.require_one_server(address, where=source.name)
-        chosen.identity = known.identity
+        chosen.identity = facts.identity
         opened.pop_all()
-        return replace(address, identity=known.identity), chosen, known
+        return replace(address, identity=facts.identity), chosen, facts
 
 
 def bridge(

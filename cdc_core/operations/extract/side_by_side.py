@@ -74,10 +74,10 @@ def extract_sources(
 
         for name in names:
             threading.Thread(target=work, args=(name,), name=f"extract-{name}", daemon=True).start()
-        while not all(one.is_set() for one in ended.values()):
+        while not all(event.is_set() for event in ended.values()):
             try:
-                for one in ended.values():
-                    one.wait(timeout=0.2)
+                for event in ended.values():
+                    event.wait(timeout=0.2)
             except (KeyboardInterrupt, SystemExit) as signalled:
                 interrupted = signalled
                 stop.set()

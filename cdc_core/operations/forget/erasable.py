@@ -32,13 +32,13 @@ def ask_sources(opened: OpenPipeline, keys: ErasedKeys, *, wait: bool) -> None:
 
     Raises UsageError (usage.argument), RetryLater (stage.behind), and what reading the sources raises.
     """
-    for one in opened.pipeline.sources:
-        with open_source(opened, one.name) as source:
+    for configured in opened.pipeline.sources:
+        with open_source(opened, configured.name) as source:
             fed, _ = read_feeding([source], lambda logical: logical == keys.table)
             feeding = fed.feeding(keys.table) if keys.table in fed.names else ()
             reads = [read for _, schema in feeding for read in _asked(source, schema, keys)]
         for read in reads if wait else ():
-            extract_up_to(opened, one.name, read.high, WAIT_S, where=keys.table)
+            extract_up_to(opened, configured.name, read.high, WAIT_S, where=keys.table)
 
 
 def _asked(source: SourceTables, schema: TableSchema, keys: ErasedKeys) -> list[Read]:
@@ -78,13 +78,13 @@ def _asked(source: SourceTables, schema: TableSchema, keys: ErasedKeys) -> list[
     return reads
 
 
-def require_alone(keys: ErasedKeys, found: ErasureFindings) -> None:
+def require_alone(keys: ErasedKeys, findings: ErasureFindings) -> None:
     """Each change is about the named keys alone. Raises Refused (stage.key), UsageError (usage.unknown_name)."""
-    others = {text for one in found.staged for file in one.files.values() for text in file.found.others}
-    others = others.union(*(lake.others for lake in found.lakes)) - keys.texts
+    others = {text for staged in findings.staged for file in staged.files.values() for text in file.found.others}
+    others = others.union(*(lake.others for lake in findings.lakes)) - keys.texts
     if not others:
         return
-    unknown = keys.texts - found.keys
+    unknown = keys.texts - findings.keys
     texts = pa.array(sorted(others), pa.string())
     meant = texts.filter(pc.is_in(keys.alike(texts), value_set=keys.alike(pa.array(sorted(unknown), pa.string()))))
     if len(meant):
@@ -98,9 +98,9 @@ def require_alone(keys: ErasedKeys, found: ErasureFindings) -> None:
     )
 
 
-def require_known(keys: ErasedKeys, found: ErasureFindings) -> None:
+def require_known(keys: ErasedKeys, findings: ErasureFindings) -> None:
     """Raises UsageError (usage.unknown_name) for a key that nothing has: it may be misspelled."""
-    if unknown := keys.texts - found.keys:
+    if unknown := keys.texts - findings.keys:
         raise _unknown(keys, unknown, "write the values as the staged files have them, which `stage sql` shows")
 
 
@@ -139,17 +139,17 @@ def _is_replay(opened: OpenPipeline, run: RunRow) -> bool:
 
 
 def require_applied(
-    opened: OpenPipeline, keys: ErasedKeys, found: ErasureFindings, *, although_it_exists: bool
+    opened: OpenPipeline, keys: ErasedKeys, findings: ErasureFindings, *, although_it_exists: bool
 ) -> None:
     """Raises Refused (stage.not_committed): a target that has not taken the delete would keep the row."""
-    for one in found.staged:
-        batches = one.batches(keys.table)
-        ready, held_by = committed(opened.meta, opened.pipeline, one.manifests)
+    for staged in findings.staged:
+        batches = staged.batches(keys.table)
+        ready, held_by = committed(opened.meta, opened.pipeline, staged.manifests)
         if any(batch.batch_id not in {each.batch_id for each in ready} for batch in batches):
             raise _not_yet(
-                f"Changes of these rows are not applied: {held_by}.", one.source, "run `lockstep run PIPELINE`"
+                f"Changes of these rows are not applied: {held_by}.", staged.source, "run `lockstep run PIPELINE`"
             )
-    for target, rows in found.present.items():
+    for target, rows in findings.present.items():
         if not although_it_exists:
             raise _not_yet(
                 f"The target {target!r} still has {counted(rows, 'row')} of these keys.",

@@ -100,7 +100,7 @@ def _listed(
 ) -> Iterator[tuple[Part, TableSchema, bool]]:
     """The files that have the rows now; and those that compacted ones replace, as far as they are there."""
     for manifest in manifests:
-        for part in (one for one in manifest.parts if one.table == table):
+        for part in (part for part in manifest.parts if part.table == table):
             read, schema = _read_part(ranges, manifest, part), manifest.schemas[part.schema_id]
             yield read, schema, False
             if read.path != part.path and part.path in there:
@@ -127,27 +127,31 @@ class StagedErasure:
     def erase(self, staged: StagedRows) -> None:
         """Raises DataAtRisk (stage.damaged), RetryLater (lease.lost), and what the store raises."""
         new = {
-            one.part.path: without(self._store, one.part, one.schema, one.found.places, level=self._level)
-            for one in staged.affected
-            if not one.replaced
+            file.part.path: without(self._store, file.part, file.schema, file.found.places, level=self._level)
+            for file in staged.affected
+            if not file.replaced
         }
         ranges = Compactions(
-            {staged.source: tuple(replace(one, parts=_renewed(one.parts, new)) for one in staged.ranges)}
+            {
+                staged.source: tuple(
+                    replace(compaction, parts=_renewed(compaction.parts, new)) for compaction in staged.ranges
+                )
+            }
         )
         now = {**new, **self._recounted(staged, ranges)}
-        manifests = {one.batch_id: self._manifest(staged, one, now) for one in staged.manifests}
+        manifests = {before.batch_id: self._manifest(staged, before, now) for before in staged.manifests}
         require_turn(self._meta, self._turn)  # a purge that took the turn may have removed what is named here
-        for one, former in zip(ranges, staged.ranges, strict=True):
-            batches = [manifests[batch.batch_id] for batch in one.batches]
+        for compaction, former in zip(ranges, staged.ranges, strict=True):
+            batches = [manifests[batch.batch_id] for batch in compaction.batches]
             counts = tuple(BatchCounts.of(batch) for batch in batches)
-            record = replace(one, batches=tuple(map(bare, batches)), counts=counts)
+            record = replace(compaction, batches=tuple(map(bare, batches)), counts=counts)
             if record != former:
-                self._store.put(compaction_path(one.source, one.begin), record.to_bytes())
+                self._store.put(compaction_path(compaction.source, compaction.begin), record.to_bytes())
         for former_manifest in staged.manifests:
             manifest = manifests[former_manifest.batch_id]
             if manifest != former_manifest:
                 self._store.put(manifest.path, manifest.to_bytes())
-        self._meta.batches.renew(self._turn, [one for one in manifests.values() if one.erased])
+        self._meta.batches.renew(self._turn, [renewed for renewed in manifests.values() if renewed.erased])
         for path in _stale_originals(manifests.values(), ranges):
             self._store.delete(path)
 
@@ -157,7 +161,7 @@ class StagedErasure:
         now: dict[str, Part] = {}
         counted: dict[str, list[Part]] = defaultdict(list)
         files: dict[str, tuple[Part, TableSchema]] = {}
-        unlike = {one.begin for one in ranges if _is_unlike(one, staged.manifests)}
+        unlike = {compaction.begin for compaction in ranges if _is_unlike(compaction, staged.manifests)}
         for manifest in staged.manifests:
             range_ = _range_of(ranges, manifest)
             for part in manifest.parts if range_ is not None and range_.begin in unlike else ():
@@ -174,11 +178,11 @@ class StagedErasure:
         """The manifest of what the batch has now."""
         parts = _renewed(manifest.parts, now)
         erased = [
-            ErasedRows(part.path, part.sha256, part.rows - one.rows, self._request)
-            for part, one in zip(manifest.parts, parts, strict=True)
-            if part.rows != one.rows
+            ErasedRows(part.path, part.sha256, part.rows - renewed.rows, self._request)
+            for part, renewed in zip(manifest.parts, parts, strict=True)
+            if part.rows != renewed.rows
         ]
-        paths = {part.path: one.path for part, one in zip(manifest.parts, parts, strict=True)}
+        paths = {part.path: renewed.path for part, renewed in zip(manifest.parts, parts, strict=True)}
         chunks = tuple(
             replace(chunk, above=(), through=(), paths=tuple(paths[path] for path in chunk.paths))
             if chunk.table in staged.tables
@@ -195,7 +199,7 @@ def _renewed(parts: Sequence[Part], now: Mapping[str, Part]) -> tuple[Part, ...]
 def _stale_originals(manifests: Iterable[Manifest], ranges: Compactions) -> Iterator[str]:
     """Parts that compacted files replace, and from whose batches rows were erased."""
     for manifest in manifests:
-        erased = {one.path for one in manifest.erased}
+        erased = {rows.path for rows in manifest.erased}
         for part in manifest.parts:
             if part.path in erased and _read_part(ranges, manifest, part).path != part.path:
                 yield part.path

@@ -155,7 +155,7 @@ class ErasedKeys:
             if value
             for spelled in (value, value.replace("\\", "\\\\").replace(",", "\\,"))
         }
-        return sorted(found, key=lambda one: (-len(one[0]), one))
+        return sorted(found, key=lambda pair: (-len(pair[0]), pair))
 
     def without_values(self, text: str) -> str:
         """A text for people, without values of the keys: also where they are cut, or written as digits of their bytes.
@@ -204,7 +204,7 @@ def key_columns(files: TableFiles) -> tuple[Column, ...]:
     latest = {
         column.name.lower(): column for schema in latest_definitions(files.described) for column in schema.columns
     }
-    columns = tuple(replace(latest[one.lower()], name=one) for one in key)
+    columns = tuple(replace(latest[spelled.lower()], name=spelled) for spelled in key)
     for column in columns:
         if column.type.base not in LOOKED_UP - _INEXACT:
             raise Refused(
@@ -218,7 +218,7 @@ def key_columns(files: TableFiles) -> tuple[Column, ...]:
 
 def texts_of(given: Sequence[str], columns: Sequence[Column]) -> frozenset[str]:
     """given: keys as `--key` has them. Raises UsageError (usage.argument)."""
-    return frozenset(_text(one, columns) for one in given)
+    return frozenset(_text(key, columns) for key in given)
 
 
 def texts_where(opened: OpenPipeline, files: TableFiles, columns: Sequence[Column], sql: str) -> frozenset[str]:
@@ -235,7 +235,7 @@ def texts_where(opened: OpenPipeline, files: TableFiles, columns: Sequence[Colum
     )
     view, every = quoted(f"{files.table}_changes"), [quoted(field.name) for field in files.columns()]
     key = [quoted(column.name) for column in columns]
-    after, before = ", ".join(every), ", ".join(f"{BEFORE}.{one} AS {one}" for one in every)
+    after, before = ", ".join(every), ", ".join(f"{BEFORE}.{name} AS {name}" for name in every)
     query = (
         f"SELECT DISTINCT {', '.join(key)} FROM (SELECT {after} FROM {view} WHERE {OP} <> '{TRUNCATE}' "
         f"UNION ALL SELECT {before} FROM {view} WHERE {BEFORE} IS NOT NULL) WHERE (\n{sql}\n)"

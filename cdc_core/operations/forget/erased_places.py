@@ -55,27 +55,27 @@ class ErasureFindings:
 
     @property
     def places(self) -> tuple[ErasedPlace, ...]:
-        files = [file for one in self.staged for file in one.affected]
+        files = [file for staged in self.staged for file in staged.affected]
         kinds = {"changes": "staged", "snapshot": "copied"}
-        found = [
+        places = [
             ErasedPlace(kinds.get(file.part.path.split("/")[0], "compacted"), file.part.path, len(file.found.places))
             for file in files
         ]
-        found += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
-        found += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
-        found += [
+        places += [ErasedPlace("run", run.folder, run.rows) for run in self.runs]
+        places += [ErasedPlace("evidence", path, rows) for path, rows in self.evidence]
+        places += [
             ErasedPlace("tombstone", trace.target, len(trace.of_gone_rows))
             for trace in self.traces
             if trace.of_gone_rows
         ]
-        found += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
-        found += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
-        return tuple(found)
+        places += [ErasedPlace(*place) for lake in self.lakes for place in lake.places]
+        places += [ErasedPlace("error", "the meta database", self.errors)] * bool(self.errors)
+        return tuple(places)
 
     @property
     def keys(self) -> set[str]:
         """Those of the keys that the stage, a target or a lake has rows of."""
-        staged = {text for one in self.staged for file in one.files.values() for text in file.found.keys}
+        staged = {text for of_source in self.staged for file in of_source.files.values() for text in file.found.keys}
         return staged.union(
             (held.key for trace in self.traces for held in trace.rows), *(lake.keys for lake in self.lakes)
         )
@@ -91,7 +91,7 @@ class ErasureFindings:
 def find_places(opened: OpenPipeline, keys: ErasedKeys, sessions: TargetTables) -> ErasureFindings:
     """Raises what reading the stage, meta and the targets raises."""
     staged = [erase_staged.find(opened.store, source.name, keys) for source in opened.pipeline.sources]
-    schemas = latest_definitions(files_of(opened, keys.table).described) if any(one.files for one in staged) else ()
+    schemas = latest_definitions(files_of(opened, keys.table).described) if any(rows.files for rows in staged) else ()
     return ErasureFindings(
         staged,
         tuple(erase_derived.find_runs(opened.store, opened.name, keys)),
@@ -115,7 +115,7 @@ def files_of(opened: OpenPipeline, table: str) -> TableFiles:
     usage.unknown_name)."""
     for source in opened.pipeline.sources:
         start_record.require_own(opened.store, source.name, opened.name)
-    manifests = [one for source in opened.pipeline.sources for one in chain(opened.store, source.name)]
+    manifests = [manifest for source in opened.pipeline.sources for manifest in chain(opened.store, source.name)]
     return TableFiles.at(manifests, table, None)
 
 

@@ -93,9 +93,9 @@ def forget(
         ask_sources(opened, keys, wait=not dry_run)
     with TargetTables() as sessions:
         if dry_run:
-            found = find_places(opened, keys, sessions)
-            require_alone(keys, found)
-            return work.report(found)
+            findings = find_places(opened, keys, sessions)
+            require_alone(keys, findings)
+            return work.report(findings)
         with ExitStack() as held:
             return work.erase(work.leases(held), sessions, although_it_exists=although_it_exists)
 
@@ -108,7 +108,7 @@ def _keys(opened: OpenPipeline, table: str, given: Sequence[str], where: str) ->
     texts, condition = texts_of(given, columns), digest([table, where]) if where else ""
     if where:
         texts |= texts_where(opened, files, columns, where)
-        texts = texts.union(*(one.found for one in _own_unended(opened) if one.condition == condition))
+        texts = texts.union(*(erasure.found for erasure in _own_unended(opened) if erasure.condition == condition))
     if not texts:
         raise UsageError(
             f"No staged change of {table} is of rows that the condition is true of." if where else "No key is given.",
@@ -120,7 +120,7 @@ def _keys(opened: OpenPipeline, table: str, given: Sequence[str], where: str) ->
 
 
 def _own_unended(opened: OpenPipeline) -> list[Erasure]:
-    return [one for one in erasures.unended(opened.store) if one.pipeline == opened.name]
+    return [erasure for erasure in erasures.unended(opened.store) if erasure.pipeline == opened.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,29 +173,29 @@ class _Forgetting:
         try:
             require_idle(opened)
             retention.finish(opened)  # purged files with these rows may be left
-            found = find_places(opened, keys, sessions)
-            require_alone(keys, found)
+            findings = find_places(opened, keys, sessions)
+            require_alone(keys, findings)
             if known is None:
-                require_known(keys, found)
-            require_applied(opened, keys, found, although_it_exists=although_it_exists)
+                require_known(keys, findings)
+            require_applied(opened, keys, findings, although_it_exists=although_it_exists)
         except BaseException:
             if begun is None:  # nothing was changed
                 record.withdraw(opened.store)
                 opened.meta.failures.clear(FORGET, record.request)
             raise
-        for one in found.staged:
-            StagedErasure(opened, record.request, leases.turn).erase(one)
+        for staged in findings.staged:
+            StagedErasure(opened, record.request, leases.turn).erase(staged)
             erase_staged.sweep_orphans(
                 opened,
-                one.source,
-                extractor=leases.extractors[one.source],
-                copier=leases.copiers[one.source],
+                staged.source,
+                extractor=leases.extractors[staged.source],
+                copier=leases.copiers[staged.source],
                 turn=leases.turn,
             )
-        self._erase_derived(found, leases)
-        for trace in found.traces:
+        self._erase_derived(findings, leases)
+        for trace in findings.traces:
             trace.erase()
-        for lake in found.lakes:
+        for lake in findings.lakes:
             lake.erase(opened)
         opened.meta.errors.rewrite(keys.without_values)
         rows = self._require_gone(record.request, sessions)
@@ -208,41 +208,41 @@ class _Forgetting:
                     opened.progress.note(f"An erasure of rows of {other.table} was killed: erase those rows again.")
         replace(record, ended_us=opened.meta.now_us(), rows=rows).end(opened.store)
         opened.meta.failures.clear(FORGET, record.request)
-        return self.report(found)
+        return self.report(findings)
 
-    def report(self, found: ErasureFindings) -> ErasureReport:
+    def report(self, findings: ErasureFindings) -> ErasureReport:
         keys, opened = self.keys, self.opened
         own = {source.name for source in opened.pipeline.sources}
         others = sorted({source for _, source in staged_paths(opened, keys.table)} - own)
-        also = sorted({table for one in found.staged for table in one.fed} - {keys.table})
+        also = sorted({table for staged in findings.staged for table in staged.fed} - {keys.table})
         request = keys.sha256(opened.name)[:ID_CHARS]
-        return ErasureReport(request, keys.table, len(keys.texts), found.places, tuple(others), tuple(also))
+        return ErasureReport(request, keys.table, len(keys.texts), findings.places, tuple(others), tuple(also))
 
-    def _erase_derived(self, found: ErasureFindings, leases: _Leases) -> None:
-        for run in found.runs:
+    def _erase_derived(self, findings: ErasureFindings, leases: _Leases) -> None:
+        for run in findings.runs:
             for path in run.paths:
                 self.opened.store.delete(path)
-        for path, _ in found.evidence:
+        for path, _ in findings.evidence:
             erase_derived.erase_evidence(self.opened.store, path, self.keys)
         erase_derived.discard_temporary(self.opened)
         for lease in leases.extractors.values():  # which costs only time
             self.opened.meta.positions.keep_read_ahead(lease, "")
         for target, lease in leases.verifiers.items():
-            known = self.opened.meta.verifications.find(target)
-            if known is not None and known.progress:
+            verification = self.opened.meta.verifications.find(target)
+            if verification is not None and verification.progress:
                 self.opened.meta.verifications.keep_progress(lease, target, None)
 
     def _require_gone(self, request: str, sessions: TargetTables) -> int:
         """Everything is read again; how many staged rows the manifests say this erasure took. Raises DataAtRisk
         (stage.damaged)."""
-        found = find_places(self.opened, self.keys, sessions)
-        left = [place.where for place in found.places]
-        for one in found.staged:
-            named = set(one.files) | {part.path for each in one.manifests for part in each.parts}
-            end = one.manifests[-1].end.position.seq if one.manifests else 0
+        findings = find_places(self.opened, self.keys, sessions)
+        left = [place.where for place in findings.places]
+        for staged in findings.staged:
+            named = set(staged.files) | {part.path for each in staged.manifests for part in each.parts}
+            end = staged.manifests[-1].end.position.seq if staged.manifests else 0
             for path, source in staged_paths(self.opened, self.keys.table):
                 name = parse_part(path)
-                if path not in named and source == one.source and (name is None or name.seq < end):
+                if path not in named and source == staged.source and (name is None or name.seq < end):
                     left.append(path)
         if left:
             raise DataAtRisk(
@@ -251,5 +251,5 @@ class _Forgetting:
                 code="stage.damaged",
                 remedy="erase the same keys again; if rows are left again, report this",
             )
-        erased = (each for one in found.staged for batch in one.manifests for each in batch.erased)
+        erased = (each for staged in findings.staged for batch in staged.manifests for each in batch.erased)
         return sum(each.rows for each in erased if each.request == request)

@@ -8,7 +8,7 @@ tables further than others.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from cdc_core.meta import BatchRow
 from cdc_core.model.coverage import TableCoverage
@@ -27,16 +27,16 @@ NO_MIRROR = "it has no mirror, because no run has had rows of it (`lockstep targ
 
 def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | None) -> dict[str, CutSource]:
     """The sources of the last cut, with the batches of a run. Raises what reading manifests raises."""
-    found = {} if last is None else dict(last.sources)
+    sources = {} if last is None else dict(last.sources)
     for source in ready.pipeline.sources:
-        known = found.get(source.name)
-        mine = [batch for batch in plan.target(target).batches if batch.partition("/")[0] == source.name]
-        taken = set(mine)
+        known = sources.get(source.name)
+        batch_ids = [batch for batch in plan.target(target).batches if batch.partition("/")[0] == source.name]
+        taken = set(batch_ids)
         if known is None:
             batches = ready.meta.batches.find(source.name)
             taken |= _consumed(ready, target, batches)
         else:
-            first = ready.meta.batches.by_id(mine[0]) if mine else None  # they are in stream order
+            first = ready.meta.batches.by_id(batch_ids[0]) if batch_ids else None  # they are in stream order
             batches = () if first is None else ready.meta.batches.find(source.name, after=first.begin)
         new = [
             batch
@@ -45,20 +45,20 @@ def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | N
         ]
         if not new:
             continue
-        manifests = read_several(ready.store, source.name, [one.manifest for one in new])
+        manifests = read_several(ready.store, source.name, [batch.manifest for batch in new])
         if known is None:
             horizon = horizons.read(ready.store, source.name)
             coverage = {} if horizon is None else horizon.coverage
         else:
             coverage = known.coverage
         coverage = settled_coverage(coverage, manifests)
-        end = max((manifest.end for manifest in manifests), key=lambda one: one.position.seq)
+        end = max((manifest.end for manifest in manifests), key=lambda point: point.position.seq)
         coverage = {**_seen(ready, source.name, end.position.seq), **coverage}
         if known is None or known.position.seq <= end.position.seq:
-            found[source.name] = CutSource(end.position, end.gtid_set, end.watermark_us, coverage)
+            sources[source.name] = CutSource(end.position, end.gtid_set, end.watermark_us, coverage)
         else:
-            found[source.name] = CutSource(known.position, known.gtid_set, known.committed_us, coverage)
-    return found
+            sources[source.name] = CutSource(known.position, known.gtid_set, known.committed_us, coverage)
+    return sources
 
 
 def _seen(ready: OpenPipeline, source: str, until_seq: int) -> dict[str, TableCoverage]:
@@ -73,7 +73,7 @@ def captured_tables(sources: Mapping[str, CutSource]) -> set[str]:
     """The logical tables of the source tables that are there at a cut."""
     found = set[str]()
     for at in sources.values():
-        there = {name: one for name, one in at.coverage.items() if one.absent_seq <= one.seq}
+        there = {name: coverage for name, coverage in at.coverage.items() if coverage.absent_seq <= coverage.seq}
         found |= feeding_tables((), there).keys()
     return found
 
@@ -90,8 +90,11 @@ def lacking_rows(
     sources: Mapping[str, CutSource],
     tables: Collection[str],
     last: Cut | None,
+    *,
+    without_rows: Collection[str],
 ) -> dict[str, tuple[str, ...]]:
-    """What each logical table of a cut lacks, in words. sources, tables: of the cut. last: the cut before it."""
+    """What each logical table of a cut lacks, in words. sources, tables: of the cut. last: the cut before it.
+    without_rows: those of the tables that no run has had rows of."""
     found: dict[str, list[str]] = {table: [] for table in tables}
     fed = set[str]()
     for source, at in sorted(sources.items()):
@@ -100,12 +103,27 @@ def lacking_rows(
         for table in feeding.keys() & found.keys():
             fed.add(table)
             found[table] += lacking(table, feeding[table], source, at.coverage, end_seq, as_of)
+        for table, line in _purged(ready, source, at.coverage, without_rows):
+            found[table].append(line)
     for table, batches in _behind(ready, plan, target, sources, tables, last).items():
         found[table].append(f"{counted(len(batches), 'batch')} with changes of it, the first is {batches[0]}")
     return {
         table: tuple(lines) if table in fed else ("nothing says which tables of the source feed it", *lines)
         for table, lines in found.items()
     }
+
+
+def _purged(
+    ready: OpenPipeline, source: str, coverage: Mapping[str, TableCoverage], tables: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Those of these tables that need changes which a purge has removed, and what to say of them."""
+    horizon, needed = horizons.read(ready.store, source) if tables else None, _needed_from(coverage)
+    if horizon is None:
+        return
+    for table in tables:
+        purged = horizon.tables.get(table)
+        if purged and needed.get(table, 0) < horizon.position.seq:
+            yield table, f"what was purged before {horizon}: {counted(purged, 'change')} of it"
 
 
 def _behind(
@@ -131,8 +149,8 @@ def _behind(
             continue
         reached = ready.meta.batches.find(source, after=row.begin, until=at.position)
         had, needed = _consumed(ready, target, reached), _needed_from(at.coverage)
-        due = [one for one in reached if one.batch_id not in had]
-        files = ready.meta.batches.files([one.batch_id for one in due])
+        due = [batch for batch in reached if batch.batch_id not in had]
+        files = ready.meta.batches.files([batch.batch_id for batch in due])
         for batch in due:
             for table in sorted({file.table for file in files[batch.batch_id]} & set(tables)):
                 known = batch.end.seq <= until and table in whole
@@ -146,5 +164,5 @@ def _behind(
 def _needed_from(coverage: Mapping[str, TableCoverage]) -> dict[str, int]:
     """By logical table, the order key before which no change is needed."""
     feeding = feeding_tables((), coverage)
-    needs = {name: one.needs_seq if one.whole else 0 for name, one in coverage.items()}
+    needs = {name: covered.needs_seq if covered.whole else 0 for name, covered in coverage.items()}
     return {table: min(needs[name] for name in feeds) for table, feeds in feeding.items()}

@@ -86,40 +86,45 @@ class CutView:
         """A query of spark, trino or duckdb."""
         if engine == "duckdb":
             moment = "" if self.snapshot is None else f", snapshot_from_id = {self.snapshot}"
-            found = f"SELECT * FROM iceberg_scan('{self.metadata}'{moment})"
+            query = f"SELECT * FROM iceberg_scan('{self.metadata}'{moment})"
         else:
             words, mark = ("VERSION AS OF", "`") if engine == "spark" else ("FOR VERSION AS OF", '"')
-            parts = (one if one.isidentifier() else f"{mark}{one}{mark}" for one in (catalog, *self.name.split(".")))
-            found = f"SELECT * FROM {'.'.join(parts)}" + ("" if self.snapshot is None else f" {words} {self.snapshot}")
-        return found if self.snapshot is not None else f"{found} WHERE false"
+            parts = (
+                part if part.isidentifier() else f"{mark}{part}{mark}" for part in (catalog, *self.name.split("."))
+            )
+            query = f"SELECT * FROM {'.'.join(parts)}" + ("" if self.snapshot is None else f" {words} {self.snapshot}")
+        return query if self.snapshot is not None else f"{query} WHERE false"
 
 
 def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
     """Raises Refused (stage.as_of) where a snapshot of the cut has expired, and what the catalog raises."""
-    found = []
+    cut_views = []
     with open_catalog(target) as catalog, catalog_answers(target):
-        for one in cut.tables:
+        for cut_table in cut.tables:
             try:
-                table = catalog.load_table(tuple(one.name.split(".")))
+                table = catalog.load_table(tuple(cut_table.name.split(".")))
             except NoSuchTableError:
-                if one.snapshot is not None:
-                    raise
-                found.append(CutView(one.logical, one.name, None, "", one.lacks))
+                gone = () if cut_table.snapshot is None else ("its mirror is gone, which a run has made",)
+                lacks = (*cut_table.lacks, *gone)
+                cut_views.append(CutView(cut_table.logical, cut_table.name, cut_table.snapshot, "", lacks))
                 continue
-            if one.snapshot is not None and table.metadata.snapshot_by_id(one.snapshot) is None:
+            if cut_table.snapshot is not None and table.metadata.snapshot_by_id(cut_table.snapshot) is None:
                 raise Refused(
-                    f"The snapshot {one.snapshot} of {one.name} has expired.",
-                    where=one.name,
+                    f"The snapshot {cut_table.snapshot} of {cut_table.name} has expired.",
+                    where=cut_table.name,
                     code="stage.as_of",
                     remedy="ask for a later moment; `keep` of the target says how long cuts stay",
                 )
-            found.append(CutView(one.logical, one.name, one.snapshot, table.metadata_location, one.lacks))
-    return found
+            cut_views.append(
+                CutView(cut_table.logical, cut_table.name, cut_table.snapshot, table.metadata_location, cut_table.lacks)
+            )
+    return cut_views
 
 
 def shown(cut: Cut) -> Mapping[str, str]:
     """The sources of a cut, in words."""
     return {
-        name: f"{one.position}, {from_us(one.committed_us).isoformat()}" + (f", {one.gtid_set}" if one.gtid_set else "")
-        for name, one in sorted(cut.sources.items())
+        name: f"{source.position}, {from_us(source.committed_us).isoformat()}"
+        + (f", {source.gtid_set}" if source.gtid_set else "")
+        for name, source in sorted(cut.sources.items())
     }

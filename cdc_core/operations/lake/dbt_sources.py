@@ -16,7 +16,7 @@ from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.lake.catalogs import catalog_answers, open_catalog
 from cdc_core.lake.cut_table import NAME as CUTS
 from cdc_core.lake.lake_schema import CHANGES_KEY
-from cdc_core.lake.lake_tables import CHANGES, changes_of, tombstones_of
+from cdc_core.lake.lake_tables import CHANGES, changes_of, key_names, tombstones_of
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.model.windows import MICROSECONDS, Windows
 from cdc_core.operations.lake.cuts_at import CutMoment, cut_at
@@ -92,7 +92,7 @@ def dbt_source(pipeline: Pipeline, store: ObjectStore, target: IcebergTarget) ->
             identifier = tuple(table.name.split("."))
             if table.snapshot is None and not catalog.table_exists(identifier):
                 continue
-            key = tuple(field.name for field in catalog.load_table(tombstones_of(identifier)).schema().fields[:-1])
+            key = key_names(catalog.load_table(tombstones_of(identifier)))
             comment, comments = _comments(origins.get(table.logical, ()))
             tables.append(_dbt_table(catalog.load_table(identifier), key, comment, comments))
             if target.keeps_changes(table.logical) and catalog.table_exists(changes_of(identifier)):
@@ -154,7 +154,7 @@ def _described_column(column: DbtColumn, key: Sequence[str]) -> dict[str, Any]:
 
 def _row_of(key: Sequence[str]) -> str:
     """dbt's test of one column takes any expression. A row of the columns is exact; joined texts are not."""
-    names = (one if one.isidentifier() else f"{{{{ adapter.quote({one!r}) }}}}" for one in key)
+    names = (column if column.isidentifier() else f"{{{{ adapter.quote({column!r}) }}}}" for column in key)
     return f"({', '.join(names)})"
 
 

@@ -67,11 +67,11 @@ def follow_columns(ready: OpenPipeline, target: IcebergTarget, wanted: Mapping[s
     made by the run that has rows of them. Raises what `followed` raises."""
     catalog = ready.catalogs.of(target)
     with catalog_answers(target):
-        for logical, one in wanted.items():
-            schemas, name = [origin.schema for origin in one.origins], identifier(target, logical)
+        for logical, table in wanted.items():
+            schemas, name = [origin.schema for origin in table.origins], identifier(target, logical)
             if catalog.table_exists(name):
-                there = opened(catalog, name, mirror_rule(target, ready.name, logical, one.key), one.renamed)
-                show_schema(followed(there, list(merged_row(logical, schemas, schemas)), one.renamed))
+                there = opened(catalog, name, mirror_rule(target, ready.name, logical, table.key), table.renamed)
+                show_schema(followed(there, list(merged_row(logical, schemas, schemas)), table.renamed))
 
 
 def _require_table(

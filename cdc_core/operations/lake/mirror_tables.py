@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from pyiceberg.table import Table
 
-from cdc_core.config import IcebergTarget, Pipeline
-from cdc_core.errors import LockstepError, TableMissing
+from cdc_core.config import IcebergTarget, LakeTable, Pipeline
+from cdc_core.errors import ColumnsMissing, LockstepError, TableMissing
 from cdc_core.lake import cut_table
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
 from cdc_core.lake.lake_tables import create, mirror_rule, opened, owner_of, required_schemas
@@ -45,7 +46,8 @@ def create_mirrors(
                         rule = mirror_rule(target, pipeline.pipeline, logical, key)
                         new = create(catalog, name, rule, columns)
                         state = "created" if new else "exists"
-                        opened(catalog, name, rule)
+                        with suppress(ColumnsMissing):  # the next run follows them, or says why not
+                            opened(catalog, name, rule)
                 made.append(MadeTable(logical, name_of(name), state))
             except LockstepError as error:
                 made.append(MadeTable(logical, name_of(name), "missing", error=error))
@@ -54,10 +56,11 @@ def create_mirrors(
 
 def _grown(changes: Table) -> str:
     snapshot = head(changes)
-    rows, bytes_ = (
-        int(said(snapshot, name) or 0) if snapshot is not None else 0 for name in ("total-records", "total-files-size")
+    rows, deleted, bytes_ = (
+        int(said(snapshot, name) or 0) if snapshot is not None else 0
+        for name in ("total-records", "total-position-deletes", "total-files-size")
     )
-    return f"{name_of(changes.name())} has {counted(rows, 'change')} in {size(bytes_)}, and keeps each one"
+    return f"{name_of(changes.name())} has {counted(rows - deleted, 'change')} in {size(bytes_)}"
 
 
 def check_lake(
@@ -70,7 +73,9 @@ def check_lake(
     """logical: the captured tables of each logical table."""
     subject, owner = f"target {target.name}", owner_of(pipeline.pipeline, target.name)
     catalog = findings.attempt(
-        f"{subject}: catalog", partial(catalogs.of, target), lambda one: f"it publishes {publishes_together(one)}"
+        f"{subject}: catalog",
+        partial(catalogs.of, target),
+        lambda opened_catalog: f"it publishes {publishes_together(opened_catalog)}",
     )
     if catalog is None:
         return
@@ -81,7 +86,7 @@ def check_lake(
 
     findings.attempt(f"{subject}: namespace", whose)
 
-    def look(name: str, schemas: Sequence[TableSchema]) -> str:
+    def look(name: str, rule: LakeTable, schemas: Sequence[TableSchema]) -> str:
         key, columns = key_of(target, name, schemas), list(merged_row(name, schemas, schemas))
         with catalog_answers(target):
             try:
@@ -90,11 +95,15 @@ def check_lake(
                 if target.on_missing_table == "stop":
                     raise
                 return "a table to create with the next run"
+            except ColumnsMissing:
+                if rule.on_new_column == "stop":
+                    raise
+                return "a key to follow with the next run, if its column was renamed"
             there.live()
             new = required_schemas(there, columns)
         found = "columns to follow with the next run" if new else "with the columns and key of the source"
         return found if there.changes is None else f"{found}; {_grown(there.changes)}"
 
     for name, schemas in logical.items():
-        if target.table(name) is not None:
-            findings.attempt(f"{subject}: {name}", partial(look, name, schemas), lambda said: said)
+        if (rule := target.table(name)) is not None:
+            findings.attempt(f"{subject}: {name}", partial(look, name, rule, schemas), lambda said: said)

@@ -16,7 +16,7 @@ from pyiceberg.catalog import Catalog
 from cdc_core.config import IcebergTarget
 from cdc_core.lake import cut_table
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
-from cdc_core.lake.publication import BaseSnapshots, LakeSnapshot, branch_of, publish
+from cdc_core.lake.publication import BaseSnapshots, LakeSnapshot, branch_of, publish, require_seen
 from cdc_core.lake.snapshots import PLAN, RUN, head, said
 from cdc_core.model.cut import Cut, CutTable
 from cdc_core.model.json_codec import parsed
@@ -41,8 +41,8 @@ def publish_run(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
     with catalog_answers(target):
         table = cut_table.opened(catalog, target)
         shown = cut_table.shown(table)
-        cuts.complete(ready.store, name, {one.snapshot_id for one in shown})
-        if any((said(one, RUN), said(one, PLAN)) == (plan.run_id, plan.digest) for one in shown):
+        cuts.complete(ready.store, name, {snapshot.snapshot_id for snapshot in shown})
+        if any((said(snapshot, RUN), said(snapshot, PLAN)) == (plan.run_id, plan.digest) for snapshot in shown):
             publish(catalog, snapshots)
             return
         cut = _cut(ready, plan, catalog, target, snapshots)
@@ -64,8 +64,10 @@ def _cut(
     bases = [] if raw is None else parsed(list[BaseSnapshots], raw)
     made = {snapshot.identifier: snapshot.snapshot for snapshot in snapshots}
     known = () if last is None else last.tables
-    tables = {one.logical: (one.name, one.snapshot) for one in known if target.table(one.logical) is not None}
+    tables = {table.logical: (table.name, table.snapshot) for table in known if target.table(table.logical) is not None}
     for base in bases:
+        if base.identifier not in made:  # another run may have published it, with the last cut
+            require_seen(catalog.load_table(base.identifier), base.rows)
         tables[base.table] = name_of(base.identifier), made.get(base.identifier, base.rows)
     sources = sources_after(ready, plan, target.name, last)
     without_rows = [table for table in captured_tables(sources) if tables.get(table, ("", None))[1] is None]
@@ -78,7 +80,10 @@ def _cut(
             elif head(catalog.load_table(name)) is not None:  # of a run that no cut tells of
                 continue
             tables[logical] = name_of(name), None
-    lacking = lacking_rows(ready, plan, target.name, sources, tables, last)
-    lacking |= {one: (*lacking[one], NO_MIRROR) for one in without_mirror}
+    empty = [table for table, (_, snapshot) in tables.items() if snapshot is None]
+    lacking = lacking_rows(ready, plan, target.name, sources, tables, last, without_rows=empty)
+    lacking |= {table: (*lacking[table], NO_MIRROR) for table in without_mirror}
     of_tables = tuple(CutTable(table, *tables[table], lacking[table]) for table in sorted(tables))
-    return Cut(plan.run_id, target.name, ready.meta.now_us(), sources, of_tables)
+    # Later than the last one, also where a clock steps back: by this time, readers and the next cut find the last one.
+    made_us = max(ready.meta.now_us(), 0 if last is None else last.made_us + 1)
+    return Cut(plan.run_id, target.name, made_us, sources, of_tables)

@@ -108,21 +108,21 @@ def claim(job: VerifyJob, wanted: Sequence[WantedKeys], leases: Mapping[str, Lea
     Raises Refused (repair.copy_instead), RetryLater (verify.unsettled, table.redefined, stage.behind), and what
     reading, the store and meta raise. A repeated call stages the rows again, which changes nothing.
     """
-    claimed: dict[str, dict[str, Claimed]] = {one.logical: {} for one in wanted}
+    claimed: dict[str, dict[str, Claimed]] = {table.logical: {} for table in wanted}
     batches: tuple[Manifest, ...] = ()
     read: dict[str, list[Claims]] = {}
-    tables = {source.name: source for one in wanted for source, _ in one.feeding}
+    tables = {source.name: source for table in wanted for source, _ in table.feeding}
     with tempfile.TemporaryDirectory(prefix="lockstep-repair-") as scratch:
-        for one in wanted:
-            of_table = claimed[one.logical]
-            for name, claims in _read(job, one, leases, Path(scratch), of_table, queried=queried):
+        for table in wanted:
+            of_table = claimed[table.logical]
+            for name, claims in _read(job, table, leases, Path(scratch), of_table, queried=queried):
                 read.setdefault(name, []).append(claims)
         for name, claims_of_source in sorted(read.items()):
             staged = _staged(job, tables[name], claims_of_source, leases[name])
-            for table, why in staged.dropped:
+            for dropped, why in staged.dropped:
                 raise TableUnready(
-                    f"The log overtook the rows of {table} while they were looked up: {why}.",
-                    where=table,
+                    f"The log overtook the rows of {dropped} while they were looked up: {why}.",
+                    where=dropped,
                     code="verify.unsettled",
                     remedy="try again; if the table's changes are not captured, or its copy is due, copy it: "
                     "`lockstep snapshot PIPELINE TABLE`",
@@ -150,21 +150,25 @@ def _read(
     queried: bool,
 ) -> Iterator[tuple[str, Claims]]:
     """Claims of each source, whose files are durable."""
-    sizes = [chunk_rows(job.pipeline.snapshot.chunk_mib << 20, source.row_bytes(one)) for source, one in wanted.feeding]
+    sizes = [
+        chunk_rows(job.pipeline.snapshot.chunk_mib << 20, source.row_bytes(schema)) for source, schema in wanted.feeding
+    ]
     size = max(1, min(lookup.LOOKED_UP_KEYS, *sizes))
     for at in range(0, len(wanted.keys), size):
         keys = wanted.keys[at : at + size]
         # One time for all sources: a delete of one must not seem younger than a row that came to another meanwhile.
         ts_us = min(source.watermark_us for source, _ in wanted.feeding)
         looked = [_looked_up(wanted, source, schema, keys, ts_us) for source, schema in wanted.feeding]
-        found = {key for one in looked for key in one.shards}
-        for one in looked:
-            claimed |= {key: Claimed(shard, one.version) for key, shard in one.shards.items()}
+        found = {key for answer in looked for key in answer.shards}
+        for answer in looked:
+            claimed |= {key: Claimed(shard, answer.version) for key, shard in answer.shards.items()}
         missing = [key for key in keys if key not in found]
-        for one in looked:
-            claims = _durable(job, wanted, one, missing, leases[one.source.name], scratch, claimed, queried=queried)
+        for answer in looked:
+            claims = _durable(
+                job, wanted, answer, missing, leases[answer.source.name], scratch, claimed, queried=queried
+            )
             if claims is not None:
-                yield one.source.name, claims
+                yield answer.source.name, claims
 
 
 def _looked_up(
@@ -174,11 +178,11 @@ def _looked_up(
     rows: list[TableRows] = []
     shards: dict[str, int] = {}
 
-    def take(found: TableRows) -> None:
-        rows.append(found)
-        columns = {column.name: column for column in found.schema.columns}
-        texts = row_texts(found.rows, [columns[name] for name in wanted.key], wanted.errors).to_pylist()
-        shards.update(zip(texts, wanted.shards(found.rows).tolist(), strict=True))
+    def take(routed: TableRows) -> None:
+        rows.append(routed)
+        columns = {column.name: column for column in routed.schema.columns}
+        texts = row_texts(routed.rows, [columns[name] for name in wanted.key], wanted.errors).to_pylist()
+        shards.update(zip(texts, wanted.shards(routed.rows).tolist(), strict=True))
 
     source.await_logged()
     where = lookup.condition([own[name] for name in wanted.key], keys, wanted.errors)
@@ -189,7 +193,7 @@ def _looked_up(
 def _durable(
     job: VerifyJob,
     wanted: WantedKeys,
-    one: _Looked,
+    answer: _Looked,
     missing: Sequence[str],
     lease: Lease,
     scratch: Path,
@@ -198,14 +202,14 @@ def _durable(
     queried: bool,
 ) -> Claims | None:
     """None if there is nothing to say of the keys."""
-    logical, shaped = wanted.logical, one.source.capture.shape(one.schema)
+    logical, shaped = wanted.logical, answer.source.capture.shape(answer.schema)
     gone, texts = wanted.gone(missing, shaped) if missing else (None, [])
-    if not (one.rows or texts):
+    if not (answer.rows or texts):
         return None
     other = wanted.key if set(shaped.key) != set(wanted.key) else job.pipeline.other_key(logical, shaped.key)
     if texts and other:  # every target gets the delete, which has the source's key alone
         raise Refused(
-            f"A target identifies rows of {logical} by {', '.join(other)}, and {one.schema.name} by "
+            f"A target identifies rows of {logical} by {', '.join(other)}, and {answer.schema.name} by "
             f"{', '.join(shaped.key) or 'no key'}, so a row that only the target has cannot be deleted through the "
             "stage.",
             where=logical,
@@ -213,23 +217,23 @@ def _durable(
             remedy=f"delete the row at the target by hand, {_plain(texts[0])}; or copy the table again: `lockstep "
             "snapshot PIPELINE TABLE`",
         )
-    claimed |= dict.fromkeys(texts, Claimed(-1, one.version))
-    number = job.meta.copies.next_chunk(lease, one.source.name)
-    files = ChunkFiles(job.opened, one.source.name, lease, one.source.capture, scratch)
-    with files.chunk(one.schema, number, one.read.low, one.watermark_us) as file:
+    claimed |= dict.fromkeys(texts, Claimed(-1, answer.version))
+    number = job.meta.copies.next_chunk(lease, answer.source.name)
+    files = ChunkFiles(job.opened, answer.source.name, lease, answer.source.capture, scratch)
+    with files.chunk(answer.schema, number, answer.read.low, answer.watermark_us) as file:
         if gone is not None and texts:
             file.add_gone(logical, shaped, gone)
-        for found in one.rows:
-            file.add_routed(found)
+        for rows in answer.rows:
+            file.add_routed(rows)
         parts = file.finish()
     paths = tuple(part.path for part in parts)
-    read = one.read
+    read = answer.read
     chunk = CopiedChunk(
         number,
-        one.schema.name,
+        answer.schema.name,
         (),
         (),
-        one.watermark_us,
+        answer.watermark_us,
         read.low,
         read.high,
         file.rows,
@@ -237,7 +241,7 @@ def _durable(
         by_key=True,
         queried=queried,
     )
-    return Claims(one.schema, (ReadChunk(chunk, parts, file.schemas),))
+    return Claims(answer.schema, (ReadChunk(chunk, parts, file.schemas),))
 
 
 def _plain(key: str) -> str:

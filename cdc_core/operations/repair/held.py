@@ -48,7 +48,7 @@ def of_servers(shape: Shape) -> ServerSide:
 
 def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
     """What each shard has under these keys, texts of `row_texts`; nothing for a key that a shard has never seen."""
-    found = []
+    holdings = []
     for number, shard in enumerate(of_servers(shape).shards):
         facts = shard.facts
         with target_rows.session(shard) as connection:
@@ -61,10 +61,10 @@ def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
                 left = {key: version for key, version in kept.items() if key not in rows}
                 rows = {key: kept.get(key, b"") for key in rows}
             buried = _versions(connection, shape, shard, tombstones, keys) if tombstones in ours else {}
-        found += [
+        holdings += [
             Held(number, key, rows.get(key), buried.get(key), left.get(key)) for key in sorted({*rows, *buried, *left})
         ]
-    return found
+    return holdings
 
 
 def key_rows(shape: Shape, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
@@ -110,29 +110,29 @@ def remove_row(shape: Shape, shard: Shard, key: str, version: bytes) -> bool:
 
 
 @sensible("target")
-def forget_version(shape: Shape, shard: Shard, one: Held) -> bool:
+def forget_version(shape: Shape, shard: Shard, holding: Held) -> bool:
     """Makes the row of this key, if it has this version, one that Lockstep never wrote, which is older than all; and
     removes the key's tombstone, and the version of a row that is gone. Whether anything changed."""
-    facts, where = shard.facts, _one(shape, shard, one.key)
+    facts, where = shard.facts, _one(shape, shard, holding.key)
     changed = False
-    if one.row:
+    if holding.row:
         versions = _table(shard, versions_table(facts.table)) if facts.beside else _table(shard)
         changed = _changed(
             shard,
             f"UPDATE {versions} r SET r.{VERSION_COLUMN} = X'' "
-            f"WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(one.row)}",
+            f"WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(holding.row)}",
         )
-    if one.tombstone is not None:
+    if holding.tombstone is not None:
         tombstones = _table(shard, tombstones_table(facts.table))
-        sql = f"DELETE r FROM {tombstones} r WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(one.tombstone)}"
+        sql = f"DELETE r FROM {tombstones} r WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(holding.tombstone)}"
         changed = _changed(shard, sql) or changed
-    if one.left is not None:
+    if holding.left is not None:
         beside = _table(shard, versions_table(facts.table))
         names = _names(shape, shard)
         joined = " AND ".join(f"t.{name} = r.{name}" for name in names)
         sql = (
             f"DELETE r FROM {beside} r LEFT JOIN {_table(shard)} t ON {joined} "
-            f"WHERE {where} AND t.{names[0]} IS NULL AND r.{VERSION_COLUMN} = {bytes_literal(one.left)}"
+            f"WHERE {where} AND t.{names[0]} IS NULL AND r.{VERSION_COLUMN} = {bytes_literal(holding.left)}"
         )
         changed = _changed(shard, sql) or changed
     return changed

@@ -29,6 +29,7 @@ from cdc_core.lake.snapshots import (
     as_compaction,
     at_main,
     head,
+    latest_schema,
     pointing,
     snapshot_of,
     table_files,
@@ -61,7 +62,7 @@ class _Seen:
     def at(self, wanted: Collection[tuple[str, bytes]]) -> pa.Table:
         """The rows with these keys and versions."""
         found = zip(self.texts, self.rows.column(VERSION_COLUMN).to_pylist(), strict=True)
-        return self.rows.filter(pa.array([one in wanted for one in found], pa.bool_()))
+        return self.rows.filter(pa.array([pair in wanted for pair in found], pa.bool_()))
 
 
 def held(shape: Shape, keys: Sequence[str]) -> list[Held]:
@@ -79,13 +80,15 @@ def give_way(shape: Shape, seen: Sequence[Held]) -> int:
     Raises RetryLater (target.busy), if somebody else publishes meanwhile, and as `catalog_answers`."""
     side = _lake(shape)
     with catalog_answers(side.config):
-        rows, tombstones = _both(side, shape, [one.key for one in seen])
-        buried = {(one.key, one.tombstone) for one in seen if one.tombstone}
-        older = rows.at({(one.key, one.row) for one in seen if one.row} | (buried if rows.files.flagged else set()))
+        rows, tombstones = _both(side, shape, [holding.key for holding in seen])
+        buried = {(holding.key, holding.tombstone) for holding in seen if holding.tombstone}
+        older = rows.at(
+            {(holding.key, holding.row) for holding in seen if holding.row} | (buried if rows.files.flagged else set())
+        )
         dug_up = tombstones.at(buried)
         place = older.schema.get_field_index(VERSION_COLUMN)
         unversioned = older.set_column(place, VERSION_COLUMN, pa.array([b""] * older.num_rows, pa.binary()))
-        _replace(rows, older, list(write_rows(rows.files, in_order(unversioned, side.key))))
+        _replace(rows, older, list(write_rows(rows.files, in_order(unversioned, side.mirror.key))))
         _replace(tombstones, dug_up, [])
     return int(older.num_rows + dug_up.num_rows)
 
@@ -97,14 +100,14 @@ def _lake(shape: Shape) -> LakeSide:
 
 def _both(side: LakeSide, shape: Shape, keys: Sequence[str]) -> tuple[_Seen, _Seen]:
     """The keys in the mirror and in its tombstones, as readers see them now."""
-    catalog, name = side.mirror.table.catalog, side.mirror.table.name()
+    catalog, name, key = side.mirror.table.catalog, side.mirror.table.name(), side.mirror.key
     found = []
     for table in (catalog.load_table(name), catalog.load_table(tombstones_of(name))):
-        live, files = LiveFiles(table, head(table), side.key), table_files(table, table.schema(), side.key)
+        live, files = LiveFiles(table, head(table), key), table_files(table, latest_schema(table), key)
         every = SnapshotRows(files, live.files, flagged=True)
         parts = list(every.select(files.columns.names, *matching(shape, keys)))
         rows = pa.concat_tables(parts) if parts else files.columns.empty_table()
-        own = fitted(rows.select(list(side.key)), shape.key_columns)
+        own = fitted(rows.select(list(key)), shape.key_columns)
         found.append(_Seen(live, files, rows, row_texts(own, shape.key_columns, shape.errors).to_pylist()))
     return found[0], found[1]
 
@@ -116,9 +119,9 @@ def _replace(seen: _Seen, gone: pa.Table, added: list[NewFile]) -> None:
     files, table = seen.files, seen.live.table
     places = held_rows(files, seen.live.files, gone.select(list(files.key)))
     for number in np.unique(places.file).tolist():
-        one = seen.live.files[number]
+        file = seen.live.files[number]
         positions = BitMap(places.row[places.file == number].astype(np.uint32))
-        added.append(write_deletes(files, one.path, positions | deleted_rows(files, one)))
-    made = as_compaction(snapshot_of(seen.live, FileChange(tuple(added)), table.schema(), {}))
+        added.append(write_deletes(files, file.path, positions | deleted_rows(files, file)))
+    made = as_compaction(snapshot_of(seen.live, FileChange(tuple(added)), files.schema, {}))
     updates = (AddSnapshotUpdate(snapshot=made.listed(table)), pointing(MAIN, made.number))
     commit(table.catalog, [TableCommit(table, (at_main(seen.live.snapshot),), updates)])

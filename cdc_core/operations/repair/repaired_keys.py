@@ -48,13 +48,13 @@ def keys_in(
                 code="usage.unknown_name",
                 remedy=f"verify the table first; the evidence has: {', '.join(sorted(named)) or '(none)'}",
             )
-    found: dict[str, list[Key]] = {}
+    keys: dict[str, list[Key]] = {}
     left = set(ids)
     for table in document["tables"]:
         for finding in table["findings"] if not tables or table["table"] in tables else []:
             if not ids or finding["id"] in ids:
                 left.discard(finding["id"])
-                found.setdefault(str(table["table"]), []).append(finding["key"])
+                keys.setdefault(str(table["table"]), []).append(finding["key"])
     if left:
         raise UsageError(
             f"The evidence has no finding {sorted(left)[0]!r}{' of these tables' if tables else ''}.",
@@ -63,7 +63,7 @@ def keys_in(
             remedy="give an id of the newest evidence (`lockstep verify PIPELINE --json` shows them), or name its "
             "file with --evidence",
         )
-    return found
+    return keys
 
 
 _AGAIN = (

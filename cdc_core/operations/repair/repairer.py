@@ -85,7 +85,7 @@ class Result:
     def error(self) -> LockstepError | None:
         """Why the rows are not all equal now; None if they are, or if nothing was applied to the others."""
         after = {} if self.after is None else self.after
-        left = {table: one.differences for table, one in after.items() if one.differences}
+        left = {table: result.differences for table, result in after.items() if result.differences}
         if left:
             return DataAtRisk(
                 f"{sum(left.values())} rows of {', '.join(left)} still differ after the repair.",
@@ -97,7 +97,7 @@ class Result:
             )
         if self.refused:
             return combined(list(self.refused.values()))
-        unsettled = sum(one.unsettled for one in after.values())
+        unsettled = sum(result.unsettled for result in after.values())
         if unsettled:
             return TableUnready(
                 f"{counted(unsettled, 'row')} changed too often to be judged.",
@@ -111,7 +111,7 @@ class Result:
     def settled(self) -> bool:
         """Whether every named row was judged, and is equal; false where nothing was applied."""
         judged = self.after is not None and not self.refused
-        return judged and all(one.equal for one in (self.after or {}).values())
+        return judged and all(result.equal for result in (self.after or {}).values())
 
 
 def repair(
@@ -141,7 +141,7 @@ def repair(
     if not dry_run and apply is not None:
         _kept(job, done.error)
         if job.lease is not None:
-            equal = {name: len(keys[name]) for name, one in (done.after or {}).items() if one.equal}
+            equal = {name: len(keys[name]) for name, result in (done.after or {}).items() if result.equal}
             job.meta.verifications.forget_differences(job.lease, job.target.name, equal)
     return done
 
@@ -252,7 +252,9 @@ def _repair(
         if dry_run:
             return Result(before, refused=refused)
         forget_found(job, asked)
-        there = {one.logical: _there(asked[one.logical].shape, one.keys) for one in wanted} if authoritative else {}
+        there = (
+            {table.logical: _there(asked[table.logical].shape, table.keys) for table in wanted} if authoritative else {}
+        )
         made = _claimed(job, wanted)
         done = Result(
             before,
@@ -294,7 +296,7 @@ def _claimed(job: VerifyJob, wanted: Sequence[WantedKeys]) -> Made:
     """Under the copier's lease of each source."""
     with ExitStack() as leased:
         leases: dict[str, Lease] = {}
-        for name in sorted({source.name for one in wanted for source, _ in one.feeding}):
+        for name in sorted({source.name for table in wanted for source, _ in table.feeding}):
             leases[name] = leased.enter_context(copier_lease(job.opened, name))
             finish_decided(job.meta, job.opened.store, name, leases[name])
         _require_below_limit(job, wanted)
@@ -305,7 +307,7 @@ def _asked(
     job: VerifyJob, sources: Sequence[SourceTables], keys: Mapping[str, Sequence[Key]], targets: TargetTables
 ) -> tuple[dict[str, ComparedTable], dict[str, list[str]], dict[str, Refused]]:
     """Each logical table's rows, the texts of its named keys, and why it cannot be repaired. Raises as `repair`."""
-    asked: dict[str, ComparedTable] = {}
+    compared: dict[str, ComparedTable] = {}
     texts: dict[str, list[str]] = {}
     refused: dict[str, Refused] = {}
     fed = feeding_of(job, sources)
@@ -316,21 +318,21 @@ def _asked(
             texts[name] = list(texts_of(table.shape, keys[name]))
             for source, schema in table.feeding:
                 require_ages(job.pipeline, source.capture, schema)
-            asked[name] = table
+            compared[name] = table
         except Refused as error:
             refused[name] = error
-    if refused and not asked:
+    if refused and not compared:
         raise combined(list(refused.values()))
-    return asked, texts, refused
+    return compared, texts, refused
 
 
 def _require_below_limit(job: VerifyJob, wanted: Sequence[WantedKeys]) -> None:
     """Raises DataAtRisk (repair.limit)."""
     limit = job.pipeline.repair.max_rows_per_day
     asked: dict[str, int] = {}
-    for one in wanted:
-        for name in {source.name for source, _ in one.feeding}:
-            asked[name] = asked.get(name, 0) + len(one.keys)
+    for table in wanted:
+        for name in {source.name for source, _ in table.feeding}:
+            asked[name] = asked.get(name, 0) + len(table.keys)
     for name, rows in asked.items():
         done = job.meta.copied.repaired(name, DAY_S)
         if done + rows > limit:
@@ -389,10 +391,10 @@ def _remove_misplaced(shape: Shape, claimed: Mapping[str, Claimed]) -> int:
             by_key.setdefault(row.key, []).append((row.shard, row.row))
     removed = 0
     for key, rows in by_key.items():
-        one = claimed[key]
-        if one.shard >= 0 and all(shard != one.shard for shard, _ in rows):
+        claimed_key = claimed[key]
+        if claimed_key.shard >= 0 and all(shard != claimed_key.shard for shard, _ in rows):
             continue  # the run did not write it: another change is newer, or the target has rejected the row
         for shard, version in rows:
-            if shard != one.shard and newer_or_equal(_of_source(one.version, version), version):
+            if shard != claimed_key.shard and newer_or_equal(_of_source(claimed_key.version, version), version):
                 removed += remove_row(shape, of_servers(shape).shards[shard], key, version)
     return removed

@@ -122,19 +122,19 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
     try:
         with ExitStack() as stack:
             sources = [stack.enter_context(open_source(opened, name, waiting)) for name in names]
-            asked = _askable(pipeline, sources, wanted, left_out)
-            if not asked:
+            askable = _askable(pipeline, sources, wanted, left_out)
+            if not askable:
                 return Queried(left_out=left_out, left=left)
             leases = {}
-            for name in sorted({source.name for one in asked for source, _ in one.feeding}):
+            for name in sorted({source.name for table in askable for source, _ in table.feeding}):
                 leases[name] = stack.enter_context(copier_lease(opened, name))
-            made = claim(job, asked, leases, queried=True)
+            made = claim(job, askable, leases, queried=True)
     except (RetryLater, Refused) as error:
         log.warning("old changes are not looked up in the source, and are applied as they were logged: %s", error)
         return Queried(left_out=left_out, left=left, error=error)
     rows, deletes = made.count(deleted=False), made.count(deleted=True)
     batches = tuple(batch.batch_id for batch in made.batches)
-    keys = sum(len(one.keys) for one in asked)
+    keys = sum(len(table.keys) for table in askable)
     return Queried(keys, rows, deletes, batches, left, left_out)
 
 
@@ -168,7 +168,7 @@ class _Changed:
                     texts.append(text)
             if at:
                 some = batch.take(pa.array(at))
-                columns = [some.column(one.name).cast(one.type) for one in fields]
+                columns = [some.column(schema_field.name).cast(schema_field.type) for schema_field in fields]
                 found.append(pa.RecordBatch.from_arrays(columns, schema=fields))
         if not found:
             return None, []
@@ -185,7 +185,7 @@ def _old_changes(
     pipeline: Pipeline, store: ObjectStore, view: PlanView, *, before_us: int, most: int
 ) -> tuple[dict[str, _Changed], dict[str, str], int]:
     """The changes by logical table; why others are left out; and how many keys are left because there are too many."""
-    found: dict[str, _Changed] = {}
+    changes: dict[str, _Changed] = {}
     left_out: dict[str, str] = {}
     pending = sorted(set().union(*view.pending.values()))
     asked = _asked(store, view, pending)
@@ -195,12 +195,12 @@ def _old_changes(
         if file.table in left_out:
             continue
         schema = view.schemas[file.schema_id]
-        why = _unfit(pipeline, file.table, schema, found.get(file.table))
+        why = _unfit(pipeline, file.table, schema, changes.get(file.table))
         if why:
             left_out[file.table] = why
-            keys -= len(found.pop(file.table).seqs) if file.table in found else 0
+            keys -= len(changes.pop(file.table).seqs) if file.table in changes else 0
             continue
-        of_table = found.setdefault(file.table, _Changed(file.table, schema.key, schema))
+        of_table = changes.setdefault(file.table, _Changed(file.table, schema.key, schema))
         known = asked.get(file.table, {})
         for some in changed_keys(store, file, schema, before_us=before_us):
             texts = row_texts(some, key_columns(schema), of_table.errors)
@@ -220,10 +220,10 @@ def _old_changes(
             if kept:
                 at = pa.array(kept)
                 of_table.batches.append((some.drop_columns([SEQ]).take(at), texts.take(at)))
-    return {name: one for name, one in found.items() if one.seqs}, left_out, left
+    return {name: change for name, change in changes.items() if change.seqs}, left_out, left
 
 
-def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, known: _Changed | None) -> str:
+def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, changed: _Changed | None) -> str:
     """Why no keys of such changes are looked up; "" if they are, as far as the stage and the pipeline tell."""
     if not schema.key:
         return "it has no key"
@@ -235,7 +235,7 @@ def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, known: _Change
         return f"a target identifies its rows by other columns ({', '.join(other)})"
     if any(column.type.base not in LOOKED_UP for column in key_columns(schema)):
         return "its key is of a type by which rows are not looked up"
-    if known is not None and key_columns(known.definition) != key_columns(schema):
+    if changed is not None and key_columns(changed.definition) != key_columns(schema):
         return "its key was redefined"
     return ""
 
@@ -267,7 +267,7 @@ def _askable(
 ) -> list[WantedKeys]:
     """With the source tables that feed each logical table now; adds why others cannot be looked up."""
     fed, _ = read_feeding(sources, wanted.__contains__)
-    asked = []
+    askable = []
     for logical, changed in wanted.items():
         unread = fed.uncompared.get(logical)
         why = unread.what if unread is not None else _refusal(pipeline, changed, fed.tables.get(logical, ()))
@@ -275,8 +275,8 @@ def _askable(
             left_out[logical] = why
         else:
             keys, feeding = tuple(changed.seqs), fed.tables[logical]
-            asked.append(WantedKeys(logical, changed.key, keys, feeding, changed.gone, changed.errors))
-    return asked
+            askable.append(WantedKeys(logical, changed.key, keys, feeding, changed.gone, changed.errors))
+    return askable
 
 
 def _refusal(pipeline: Pipeline, changed: _Changed, feeding: Sequence[tuple[SourceTables, TableSchema]]) -> str:

@@ -127,7 +127,7 @@ def _normal(text: pa.StringArray, kind: ColumnType) -> pa.StringArray:
         return _without_zeros(text)
     if form == "set":
         coded = text.dictionary_encode()
-        labels = [_sorted_labels(one, kind.labels) for one in coded.dictionary.to_pylist()]
+        labels = [_sorted_labels(value, kind.labels) for value in coded.dictionary.to_pylist()]
         return pa.array(labels, pa.string()).take(coded.indices)
     return text
 

@@ -56,25 +56,25 @@ def as_read(store: ObjectStore, files: Iterable[FileRow]) -> list[FileRow]:
     listed = list(files)
     sources = {name.source for file in listed if (name := parse_part(file.path)) is not None}
     ranges = compactions.read(store, sorted(sources))
-    found: dict[str, FileRow] = {}
+    by_path: dict[str, FileRow] = {}
     for file in listed:
         other = ranges.instead_of(file.path, file.table, file.schema_id, file.max_seq)
         path, mine = file.path, file
         if other is not None:
             path = other.path
             mine = replace(file, path=path, size_bytes=other.size_bytes, sha256=other.sha256)
-        known = found.get(path)
-        if known is not None:
+        former = by_path.get(path)
+        if former is not None:
             mine = replace(
                 mine,
-                rows=known.rows + file.rows,
-                key_changes=known.key_changes + file.key_changes,
-                absent_rows=known.absent_rows + file.absent_rows,
-                min_seq=min(known.min_seq, file.min_seq),
-                max_seq=max(known.max_seq, file.max_seq),
+                rows=former.rows + file.rows,
+                key_changes=former.key_changes + file.key_changes,
+                absent_rows=former.absent_rows + file.absent_rows,
+                min_seq=min(former.min_seq, file.min_seq),
+                max_seq=max(former.max_seq, file.max_seq),
             )
-        found[path] = mine
-    return list(found.values())
+        by_path[path] = mine
+    return list(by_path.values())
 
 
 def key_columns(schema: TableSchema) -> list[Column]:

@@ -78,7 +78,7 @@ _KEYS = 1 << 16
 _PART_EVENTS = 1 << 18
 """So many events of these keys are gathered before those that do not matter are left out."""
 _LAST = (1 << 63) - 1
-_FINDINGS = [OUTCOMES.index(one) for one in Wrong]
+_FINDINGS = [OUTCOMES.index(wrong) for wrong in Wrong]
 
 
 def _hash(text: str, place: str) -> str:
@@ -138,8 +138,8 @@ class Comparison:
 
     def differing_keys(self) -> pa.Array:
         """In order, after `differing`."""
-        found: pa.Table = self._db.sql("SELECT k FROM differing ORDER BY key").to_arrow_table()
-        return whole(found.column(0))
+        keys: pa.Table = self._db.sql("SELECT k FROM differing ORDER BY key").to_arrow_table()
+        return whole(keys.column(0))
 
     def differences(self) -> Differences:
         """The rows of the keys that differ, after `differing`."""
@@ -168,7 +168,7 @@ class Differences:
         # Many staged files have few changes: a statement for each of them would take longer than all of their rows.
         if events.num_rows:
             self._waiting.append(events)
-        if len(self._waiting) >= _TABLES or sum(one.num_rows for one in self._waiting) >= _EVENTS:
+        if len(self._waiting) >= _TABLES or sum(table.num_rows for table in self._waiting) >= _EVENTS:
             self._keep()
 
     def _keep(self) -> None:

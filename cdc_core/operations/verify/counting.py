@@ -116,7 +116,7 @@ def _excess_of(
 ) -> _Excess:
     """bounds: by source, between which places its rows were counted. consumed: ids of the batches that the target had
     consumed before its rows were counted. moving: any update may move a row to another shard."""
-    found = _Excess()
+    excess = _Excess()
     for batch in batches:
         parts = [part for part in batch.parts if part.table == logical]
         low, high = bounds[batch.source]
@@ -127,7 +127,7 @@ def _excess_of(
         ops = {op: sum(part.ops.get(op, 0) for part in parts) for op in (INSERT, UPDATE, DELETE, TRUNCATE)}
         copied = sum(part.rows for part in parts) - sum(ops.values())
         more, less = ops[INSERT] + copied, ops[DELETE]
-        unbounded = found.unbounded or bool(ops[TRUNCATE]) or bool(batch.chunks)
+        unbounded = excess.unbounded or bool(ops[TRUNCATE]) or bool(batch.chunks)
         if had:  # the target may lack any of it
             least, most = -more, less
         elif applied and not had_in_part:
@@ -139,5 +139,5 @@ def _excess_of(
         if not applied:  # a run may have made one of the two steps of a row that gets another key, or another shard
             steps = ops[UPDATE] if moving else sum(part.key_changes for part in parts)
             least, most = least - steps, most + steps
-        found = _Excess(found.least + least, found.most + most, unbounded, True)
-    return found
+        excess = _Excess(excess.least + least, excess.most + most, unbounded, True)
+    return excess

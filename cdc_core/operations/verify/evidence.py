@@ -39,25 +39,25 @@ def folder_of(target: str) -> str:
     return f"{EVIDENCE}target={segment(target)}/"
 
 
-def keep(job: VerifyJob, found: VerifyReport) -> str:
+def keep(job: VerifyJob, report: VerifyReport) -> str:
     """Writes the evidence, and ends the verification in meta if the job has a lease; the evidence's path on the stage.
 
     Raises RetryLater (lease.lost).
     """
     ended_us = job.meta.now_us()
-    document = document_of(job, found, ended_us=ended_us)
+    document = document_of(job, report, ended_us=ended_us)
     at = datetime.fromtimestamp(ended_us / MICROSECONDS, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     suffix = "" if job.mode in ROW_MODES else _COUNTED
     path = f"{folder_of(job.target.name)}{at}-{secrets.token_hex(4)}{suffix}.json"
     put(job.opened.store, path, document)
     if job.lease is not None:
-        summary = {name: document[name] for name in _SUMMARISED} | _figures(found.results)
-        summary |= {"path": path, "differing": _differing(job, found.results)}
+        summary = {name: document[name] for name in _SUMMARISED} | _figures(report.results)
+        summary |= {"path": path, "differing": _differing(job, report.results)}
         job.meta.verifications.finish(job.lease, job.target.name, job.mode, summary)
-        if document["equal"] is True and found.all_tables:
+        if document["equal"] is True and report.all_tables:
             job.meta.failures.clear(REPAIR, job.target.name)  # nothing is left to repair
             job.meta.ledgers.settle(
-                job.target.name, before_us=found.started_us
+                job.target.name, before_us=report.started_us
             )  # nothing that was set aside is lacking
     return path
 
@@ -69,21 +69,21 @@ def put(store: ObjectStore, path: str, document: Mapping[str, Any]) -> None:
     store.put(path, text.encode())
 
 
-def document_of(job: VerifyJob, found: VerifyReport, *, ended_us: int) -> dict[str, Any]:
+def document_of(job: VerifyJob, report: VerifyReport, *, ended_us: int) -> dict[str, Any]:
     """The evidence as JSON: findings without the values of their columns."""
-    sample = {"seed": found.seed, "sample_percent": found.share * 100} if job.mode is Mode.RANDOM else {}
+    sample = {"seed": report.seed, "sample_percent": report.share * 100} if job.mode is Mode.RANDOM else {}
     return {
         "pipeline": job.opened.name,
         "target": job.target.name,
         "mode": job.mode,
         **sample,
-        "started": from_us(found.started_us).isoformat(),
+        "started": from_us(report.started_us).isoformat(),
         "ended": from_us(ended_us).isoformat(),
         "config_sha256": config_digest(job.pipeline),
-        "all_tables": found.all_tables,
-        "servers": dict(found.servers),
-        "equal": proven(found.results),
-        "tables": [result.to_document(values=False) for result in found.results],
+        "all_tables": report.all_tables,
+        "servers": dict(report.servers),
+        "equal": proven(report.results),
+        "tables": [result.to_document(values=False) for result in report.results],
     }
 
 
@@ -101,13 +101,13 @@ def _figures(results: Sequence[TableResult]) -> dict[str, int]:
 
 def _differing(job: VerifyJob, results: Sequence[TableResult]) -> dict[str, int]:
     """How many differences of each table were found that no later verification of all of its rows has found gone."""
-    found = known_to_differ(job.meta.verifications.evidence(job.target.name))
+    differing = known_to_differ(job.meta.verifications.evidence(job.target.name))
     for result in results:
         if result.error is None and result.mode is Mode.ORDERED:
-            found.pop(result.table, None)
+            differing.pop(result.table, None)
         if result.differences and result.mode in ROW_MODES:
-            found[result.table] = max(result.differences, found.get(result.table, 0))
-    return found
+            differing[result.table] = max(result.differences, differing.get(result.table, 0))
+    return differing
 
 
 def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, Any]]:
@@ -137,11 +137,11 @@ def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, A
         ordered = document["mode"] == Mode.ORDERED
         said = [table for table in document["tables"] if table["table"] not in settled]
         if ordered:
-            settled |= {one["table"] for one in said if one["error"] is None}
-        if not used or any(one["findings"] or one["unsettled"] for one in said):
+            settled |= {table["table"] for table in said if table["error"] is None}
+        if not used or any(table["findings"] or table["unsettled"] for table in said):
             used.append(path)
             tables += said
-        if ordered and document["all_tables"] and not any(one["error"] for one in said):
+        if ordered and document["all_tables"] and not any(table["error"] for table in said):
             break
     return used, {"mode": Mode.ORDERED, "tables": tables}
 

@@ -130,18 +130,18 @@ def _spread(events: pa.Table, truncates: pa.Table, keys: int, by: Judged) -> pa.
     before = by.events(events)
     key = filled(before["key"])
 
-    def add(one: pa.Table, of: Numbers, *, partial: bool) -> None:
-        rows = one.take(np.zeros(len(of), np.int64))
+    def add(row: pa.Table, of: Numbers, *, partial: bool) -> None:
+        rows = row.take(np.zeros(len(of), np.int64))
         for name, values in (("key", pa.array(of)), ("partial", pa.array(np.full(len(of), partial)))):
             rows = rows.set_column(rows.schema.get_field_index(name), name, values)
         found.append(rows)
 
     for at in range(truncates.num_rows):
-        one = truncates.slice(at, 1)
-        add(one, every if by.alone else np.unique(key[_undone(before, one)]), partial=False)
+        truncate = truncates.slice(at, 1)
+        add(truncate, every if by.alone else np.unique(key[_undone(before, truncate)]), partial=False)
         if not by.alone and not by.whole:
-            others = ~before.source.has(one.column(SOURCE)[0].as_py())
-            add(one, np.setdiff1d(every, key[others | _undone(before, one, shared=False)]), partial=True)
+            others = ~before.source.has(truncate.column(SOURCE)[0].as_py())
+            add(truncate, np.setdiff1d(every, key[others | _undone(before, truncate, shared=False)]), partial=True)
     return pa.concat_tables(found)
 
 
@@ -224,9 +224,9 @@ class _Part:
         runs = Runs.of(numbered([key, table, times[kept]]), kept)
         base = runs.total(has & ~gone) - runs.total(has & gone)
         less, more = runs.total(may & gone), runs.total(may & ~gone)
-        one = runs.first()
-        of_tables = Runs.of(numbered([key[one], table[one]]), one)
-        of = key[one][of_tables.first()]
+        first = runs.first()
+        of_tables = Runs.of(numbered([key[first], table[first]]), first)
+        of = key[first][of_tables.first()]
         least, most = np.zeros((2, self._keys), np.int64)
         np.add.at(least, of, of_tables.least(base - less))
         np.add.at(most, of, of_tables.most(base + more))

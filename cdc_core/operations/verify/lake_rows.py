@@ -28,7 +28,7 @@ from cdc_core.lake.lake_schema import BOOKKEEPING
 from cdc_core.lake.lake_tables import MirrorRule
 from cdc_core.lake.lake_tables import opened as opened_tables
 from cdc_core.lake.ordered_rows import Apart, Flags, KeySpan, Mask, SnapshotRows, beyond, comparable
-from cdc_core.lake.snapshots import LiveFiles, head, table_files
+from cdc_core.lake.snapshots import LiveFiles, head, latest_schema, table_files
 from cdc_core.model.merged_columns import merged_type
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, ColumnType, TableSchema
 from cdc_core.model.staged_columns import LITERAL, LiteralEntries
@@ -43,10 +43,12 @@ _MOMENTS = frozenset({"datetime", "timestamp"})
 
 class MirrorRows:
     """The rows of a mirror at the snapshot that readers saw last: `number`; None while it is empty. Snapshots of other
-    writers count, too: a verification is to find what differs in them."""
+    writers count, too: a verification is to find what differs in them. key: as the mirror spells it."""
 
     def __init__(self, table: Table, key: Sequence[str]) -> None:
-        self.table, self._schema, self._key = table, table.schema(), tuple(key)
+        self.table, self._schema = table, latest_schema(table)
+        spelled = {name.lower(): name for name in self._schema.column_names}
+        self.key = tuple(spelled.get(name.lower(), name) for name in key)
         self._look_up()
 
     def renew(self) -> None:
@@ -59,9 +61,9 @@ class MirrorRows:
     def _look_up(self) -> None:
         snapshot = head(self.table)
         self.number = None if snapshot is None else snapshot.snapshot_id
-        files = table_files(self.table, self._schema, self._key)
+        files = table_files(self.table, self._schema, self.key)
         self.columns = files.columns
-        self.rows = SnapshotRows(files, LiveFiles(self.table, snapshot, self._key).files)
+        self.rows = SnapshotRows(files, LiveFiles(self.table, snapshot, self.key).files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,7 @@ class LakeSide(TargetSide):
             return after | equal
 
         with self._reading():
-            found = [placed(keys) for keys in self.rows.select(self.key, mask, KeySpan(bound, (), down).apart)]
+            found = [placed(keys) for keys in self.rows.select(self.mirror.key, mask, KeySpan(bound, (), down).apart)]
         return bool(found) and not any(after.any() for after, _ in found)
 
     @contextmanager
@@ -176,8 +178,10 @@ class LakeSide(TargetSide):
 
     def _field(self, column: str) -> pa.Field | None:
         """The field of the mirror's column for one of the source."""
-        known = {one.name.lower(): one for one in self.mirror.columns if one.name not in BOOKKEEPING}
-        return known.get(column.lower())
+        by_name = {
+            mirrored.name.lower(): mirrored for mirrored in self.mirror.columns if mirrored.name not in BOOKKEEPING
+        }
+        return by_name.get(column.lower())
 
     def _name(self, column: Column) -> str:
         field = self._field(column.name)
@@ -185,7 +189,7 @@ class LakeSide(TargetSide):
         return str(field.name)
 
     def _span(self, shape: Shape, range_: RowRange) -> KeySpan:
-        above, through = (self._bound(shape, one) for one in (range_.above, range_.through))
+        above, through = (self._bound(shape, bound) for bound in (range_.above, range_.through))
         return KeySpan(above, through, downwards(range_.through or range_.above))
 
     def _bound(self, shape: Shape, key: Key) -> tuple[Any, ...]:
@@ -202,8 +206,9 @@ def mirrors_with_rows(config: IcebergTarget, catalog: Catalog, logical: Sequence
         for name in logical:
             with suppress(NoSuchTableError):
                 table = catalog.load_table(identifier(config, name))
-                live = LiveFiles(table, head(table), (table.schema().fields[0].name,)).files
-                files = table_files(table, table.schema(), ())
+                schema = latest_schema(table)
+                live = LiveFiles(table, head(table), (schema.fields[0].name,)).files
+                files = table_files(table, schema, ())
                 if SnapshotRows(files, live).count():
                     found[name] = name_of(identifier(config, name))
     return found
@@ -211,7 +216,7 @@ def mirrors_with_rows(config: IcebergTarget, catalog: Catalog, logical: Sequence
 
 def matching(shape: Shape, wanted: Sequence[str]) -> tuple[Mask, Apart]:
     """What SnapshotRows.select takes, for the rows with these keys, texts of `row_texts`."""
-    texts = pa.array([one for one in wanted if not has_errors(one)], pa.string())
+    texts = pa.array([name for name in wanted if not has_errors(name)], pa.string())
 
     def mask(keys: pa.Table) -> Flags:
         here = row_texts(fitted(keys, shape.key_columns), shape.key_columns, shape.errors)

@@ -163,10 +163,10 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
     errors = [result.error for result in results if result.error is not None]
     different = [result for result in results if result.differences]
     if different:
-        rows = sum(one.differences for one in different)
+        rows = sum(result.differences for result in different)
         errors.append(
             DataAtRisk(
-                f"{counted(rows, 'row')} of {', '.join(one.table for one in different)} "
+                f"{counted(rows, 'row')} of {', '.join(result.table for result in different)} "
                 f"{'differs' if rows == 1 else 'differ'}.",
                 where=f"target {target}",
                 code="verify.differs",
@@ -177,8 +177,8 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
     if unsettled:
         errors.append(
             TableUnready(
-                f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
-                f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
+                f"{counted(sum(result.unsettled for result in unsettled), 'row')} of "
+                f"{', '.join(result.table for result in unsettled)} could not be judged: they were changing.",
                 where=f"target {target}",
                 code="verify.unsettled",
                 remedy="verify again, after the next run",

@@ -151,7 +151,7 @@ def shape_of(side: TargetSide, schemas: Sequence[TableSchema], unmasked: Sequenc
         for schema, before in zip(schemas, unmasked, strict=True)
         for column in schema.columns
         # Not by equality: a column may have the type of a hash already.
-        if any(one.name == column.name and one.type is not column.type for one in before.columns)
+        if any(former.name == column.name and former.type is not column.type for former in before.columns)
     }
     errors = {column.name.lower() for column in columns if column.name not in masked and side.tells_errors(column.name)}
     return Shape(side.logical, side, tuple(columns), left_out, frozenset(masked), frozenset(errors))

@@ -56,8 +56,8 @@ class StagedBatches:
         for span in spans:
             extract_up_to(job.opened, span.source, span.high, job.wait_s, where=self._table)
         for source in self._sources:
-            known = {batch.batch_id for batch in self._chains.get(source, ())}
-            if not known or known != {batch.batch_id for batch in job.meta.batches.find(source)}:
+            batch_ids = {batch.batch_id for batch in self._chains.get(source, ())}
+            if not batch_ids or batch_ids != {batch.batch_id for batch in job.meta.batches.find(source)}:
                 self._chains[source] = list(manifests.chain(job.opened.store, source))
         return [batch for source in sorted(self._chains) for batch in self._chains[source]]
 

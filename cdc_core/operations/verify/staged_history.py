@@ -96,12 +96,15 @@ def events(
                 read, high_seq, bounds[read.source], emptied.get((read.source, read.schema.name), {}), {}
             )
             by_path.setdefault(read.part.path, file).batches[part.min_seq] = in_it
-    found = list(by_path.values())
+    files = list(by_path.values())
     # A TRUNCATE takes the rows of its own table: of several, the earlier changes say which rows those are.
-    alone = bool(shape.key) and len({(one.part.source, one.part.schema.name) for one in found}) == 1
-    pending = (seq for file in found for seq, is_consumed in file.batches.items() if not is_consumed)
-    settled = min([*pending, *(file.bounds[0] for file in found)], default=_NEVER)
-    left = sorted(found, key=lambda one: one.part.part.max_seq, reverse=True)
+    alone = (
+        bool(shape.key)
+        and len({(history_file.part.source, history_file.part.schema.name) for history_file in files}) == 1
+    )
+    pending = (seq for file in files for seq, is_consumed in file.batches.items() if not is_consumed)
+    settled = min([*pending, *(file.bounds[0] for file in files)], default=_NEVER)
+    left = sorted(files, key=lambda history_file: history_file.part.part.max_seq, reverse=True)
     at_once = 1
     while left:
         known = known_from(settled) if alone else None
@@ -127,11 +130,12 @@ def _read(store: ObjectStore, files: Sequence[_HistoryFile], shape: Shape) -> It
     for group in alike.values():
         rule = _rule(group[0].part.schema, shape)
         tables: Iterator[pa.Table] = itertools.chain.from_iterable(
-            file_events(store, FileOfEvents(one.part.part, one.part.schema, emptied=one.emptied), rule) for one in group
+            file_events(store, FileOfEvents(file.part.part, file.part.schema, emptied=file.emptied), rule)
+            for file in group
         )
         if len(group) > 1:
             tables = iter([pa.concat_tables(tables).unify_dictionaries()])
-        batches = sorted(pair for one in group for pair in one.batches.items())
+        batches = sorted(pair for file in group for pair in file.batches.items())
         for table in tables:
             yield replace(group[0], batches=dict(batches)), table
 
@@ -196,7 +200,7 @@ def _before(rows: pa.RecordBatch, key: Numbers) -> Numbers:
     """For each event, which one has the row that was there before the change; or _NONE, _UNKNOWN. key: numbers of the
     keys' texts, by which a key stays or not: here 0.0 and -0.0 are two."""
     op = rows.column(OP).cast(pa.string())
-    insert, update, delete = (np.asarray(pc.equal(op, one)) for one in (INSERT, UPDATE, DELETE))
+    insert, update, delete = (np.asarray(pc.equal(op, code)) for code in (INSERT, UPDATE, DELETE))
     found = np.where(insert, _NONE, np.where(delete, np.arange(rows.num_rows), _UNKNOWN))
     if not update.any():
         return found

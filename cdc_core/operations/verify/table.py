@@ -89,9 +89,9 @@ class ComparedTable:
     @property
     def rule(self) -> TargetTable:
         """What the target decides about the table."""
-        found = self.job.target.table(self.name)
-        assert found is not None  # no other table is compared
-        return found
+        table = self.job.target.table(self.name)
+        assert table is not None  # no other table is compared
+        return table
 
     def _side(self, schemas: Sequence[TableSchema], targets: TargetTables) -> TargetSide:
         """The target's table. Raises what opening it raises."""
@@ -108,9 +108,9 @@ class ComparedTable:
 
     def consumed(self) -> Consumed:
         """What the target has, at least, when its rows are read after this."""
-        found = self.batches.consumed()
+        consumed = self.batches.consumed()
         self.shape.side.renew()
-        return found
+        return consumed
 
     @property
     def definition(self) -> str:
@@ -246,7 +246,7 @@ class ComparedTable:
     def _judged(self, begun: _Begun, differing: int, consumed: Consumed) -> Tally:
         """What a range has shown whose rows of both sides have been read."""
         range_, rows = begun.range_, begun.rows
-        found = Tally(
+        tally = Tally(
             self.definition,
             range_.driver,
             range_.through or range_.above,
@@ -258,10 +258,10 @@ class ComparedTable:
             target_rows=rows.rows["target"],
         )
         if not differing:
-            return found
+            return tally
         verdict = self._verdict(rows.comparison, begun.spans, consumed.batches)
         return replace(
-            found,
+            tally,
             moving=verdict.moving,
             unsettled=verdict.unsettled,
             found=verdict.by_wrong,
@@ -296,9 +296,9 @@ class ComparedTable:
             **figures_of(tally),
         )
 
-    def _findings(self, found: Sequence[Difference]) -> Iterator[Finding]:
+    def _findings(self, differences: Sequence[Difference]) -> Iterator[Finding]:
         """The first SHOWN_ROWS with the rows as both sides have them now, where they are found by their keys."""
-        shape, shown = self.shape, [one.key for one in found[:SHOWN_ROWS]]
+        shape, shown = self.shape, [difference.key for difference in differences[:SHOWN_ROWS]]
         source: dict[str, list[tuple[int, list[str | None]]]] = {}
         target = source
         if shown and shape.key and shape.masked.isdisjoint(shape.key):
@@ -306,18 +306,28 @@ class ComparedTable:
             with closing(begun.rows):
                 self._read_target(begun.rows, begun.range_)
                 source, target = begun.rows.values("source"), begun.rows.values("target")
-        for one in found:
-            mine, theirs = source.get(one.key, []), target.get(one.key, [])
+        for difference in differences:
+            mine, theirs = source.get(difference.key, []), target.get(difference.key, [])
             columns: dict[str, tuple[str | None, str | None]] = {}
             if len(mine) == 1 and len(theirs) == 1:
                 for column, here, there in zip(shape.columns, mine[0][1], theirs[0][1], strict=True):
                     if here != there:
                         columns[column.name] = (None, None) if column.name in shape.masked else (here, there)
-            key = dict(zip((column.name for column in shape.key_or_all), values_of(one.key), strict=True))
+            key = dict(zip((column.name for column in shape.key_or_all), values_of(difference.key), strict=True))
             key = {name: None if name in shape.masked else value for name, value in key.items()}
             shards = tuple(shape.side.places[place] for place, _ in theirs)
-            name = finding_id(self.name, one.key)
-            yield Finding(name, self.name, one.kind, one.wrong, key, columns, one.source_rows, one.target_rows, shards)
+            name = finding_id(self.name, difference.key)
+            yield Finding(
+                name,
+                self.name,
+                difference.kind,
+                difference.wrong,
+                key,
+                columns,
+                difference.source_rows,
+                difference.target_rows,
+                shards,
+            )
 
     def _read_source(self, into: RangeRows, range_: _Range) -> tuple[SourceSpan, ...]:
         """Between which places the range was read."""

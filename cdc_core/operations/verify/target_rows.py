@@ -72,12 +72,12 @@ def tables_with_rows(target: MysqlTarget, logical: Sequence[str]) -> dict[str, s
     """Those of the logical tables that have rows at the target, with the name of a table that has them. One that the
     target does not have has none. Raises what connecting raises, and shard_tables."""
     found: dict[str, str] = {}
-    for reference, mine in by_server(target, placed_tables(target, logical)):
+    for reference, placed in by_server(target, placed_tables(target, logical)):
         with (
             closing(connect(resolve(reference), where=reference, read_timeout=SILENCE_S)) as opened,
             opened.cursor() as cursor,
         ):
-            for name, place in mine:
+            for name, place in placed:
                 if name not in found and _has_rows(cursor, place):
                     found[name] = place.name
     return found
@@ -110,11 +110,11 @@ class TargetTables:
         self._catalogs.close()
 
     def session(self, shard: Shard) -> SafeConnection:
-        found = self._sessions.get(shard.table.connection)
-        if found is None or not found.open:
-            found = self._sessions[shard.table.connection] = session(shard)
-            self._opened.callback(found.close)
-        return found
+        connection = self._sessions.get(shard.table.connection)
+        if connection is None or not connection.open:
+            connection = self._sessions[shard.table.connection] = session(shard)
+            self._opened.callback(connection.close)
+        return connection
 
     def catalog(self, target: IcebergTarget) -> Catalog:
         """The catalog of a lake. Raises as OpenCatalogs.of."""
@@ -154,11 +154,11 @@ class ServerSide(TargetSide):
         cls, target: MysqlTarget, logical: str, schemas: Sequence[TableSchema], use: TableUse, sessions: TargetTables
     ) -> ServerSide:
         """Raises what open_destination raises."""
-        found = open_destination(target, logical, schemas, use)
-        places = tuple(shard.table.name for shard in found.shards)
+        destination = open_destination(target, logical, schemas, use)
+        places = tuple(shard.table.name for shard in destination.shards)
         return cls(
-            target=target.name, logical=logical, key=found.key, places=places, shared=found.shared,
-            sharding=found.rule.sharding, destination=found, sessions=sessions,
+            target=target.name, logical=logical, key=destination.key, places=places, shared=destination.shared,
+            sharding=destination.rule.sharding, destination=destination, sessions=sessions,
         )  # fmt: skip
 
     @property

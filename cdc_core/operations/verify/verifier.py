@@ -59,7 +59,10 @@ def verify(job: VerifyJob, tables: Sequence[str] | None = None) -> VerifyReport:
                     raise
                 result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
             results.append(result)
-        compared = set(fed.tables) == {one.table for one in results if one.error is None} and not fed.uncompared
+        compared = (
+            set(fed.tables) == {table_result.table for table_result in results if table_result.error is None}
+            and not fed.uncompared
+        )
         servers = {source.name: source.address.identity for source in sources}
         progress = kept.progress
         return VerifyReport(
@@ -124,12 +127,12 @@ def verify_target(
             seed,
             report=report,
         )
-        found = verify(job, tables)
-        return replace(found, path=evidence.keep(job, found))
+        verified = verify(job, tables)
+        return replace(verified, path=evidence.keep(job, verified))
 
 
 def _is_older(opened: OpenPipeline, target: str, moment_us: int | None) -> bool:
     """Whether the verification that was interrupted was begun before a moment."""
-    known = opened.meta.verifications.find(target)
-    begun = VerifyProgress.from_text(known.progress) if known is not None else None
+    verification = opened.meta.verifications.find(target)
+    begun = VerifyProgress.from_text(verification.progress) if verification is not None else None
     return moment_us is not None and begun is not None and begun.started_us < moment_us

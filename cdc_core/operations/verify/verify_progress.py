@@ -56,9 +56,9 @@ class Figures:
     seconds: float = 0.0
 
 
-def figures_of(one: Figures) -> dict[str, Any]:
+def figures_of(figures: Figures) -> dict[str, Any]:
     """The fields that all figures have, by name."""
-    return {each.name: getattr(one, each.name) for each in fields(Figures)}
+    return {each.name: getattr(figures, each.name) for each in fields(Figures)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,30 +129,30 @@ class VerifyProgress:
             return None
 
 
-def _bytes_of(one: Difference) -> int:
-    return len(dumped(one)) + len(",")
+def _bytes_of(difference: Difference) -> int:
+    return len(dumped(difference)) + len(",")
 
 
 def _first(some: tuple[Difference, ...], most_bytes: int) -> tuple[Difference, ...]:
     """As many of the first as take no more than this."""
     sizes = accumulate(map(_bytes_of, some))
-    return tuple(one for one, size in zip(some, sizes, strict=True) if size <= most_bytes)
+    return tuple(difference for difference, size in zip(some, sizes, strict=True) if size <= most_bytes)
 
 
 def joined(some: Sequence[SourceSpan], more: Sequence[SourceSpan]) -> tuple[SourceSpan, ...]:
     """For each source, from the lowest to the highest place of both."""
-    spans = {one.source: one for one in some}
-    for one in more:
-        known = spans.get(one.source, one)
-        spans[one.source] = SourceSpan(one.source, min(known.low, one.low), max(known.high, one.high))
+    spans = {span.source: span for span in some}
+    for span in more:
+        kept = spans.get(span.source, span)
+        spans[span.source] = SourceSpan(span.source, min(kept.low, span.low), max(kept.high, span.high))
     return tuple(spans[name] for name in sorted(spans))
 
 
 def forget_found(job: VerifyJob, tables: Collection[str]) -> None:
     """Before rows of these tables are repaired: a verification that was interrupted begins those from the start in
     which it has found something, as it would count the repaired rows. Raises RetryLater (lease.lost)."""
-    known = job.meta.verifications.find(job.target.name)
-    progress = VerifyProgress.from_text(known.progress) if known is not None else None
+    verification = job.meta.verifications.find(job.target.name)
+    progress = VerifyProgress.from_text(verification.progress) if verification is not None else None
     if job.lease is None or progress is None:
         return
     left = {
@@ -173,38 +173,38 @@ class KeptProgress:
         share = [job.share, job.seed] if job.mode is Mode.RANDOM else []
         scope = digest([config_digest(job.pipeline), job.mode, sorted(tables), share])
         self.progress = VerifyProgress(scope, now_us, seed)
-        known = job.meta.verifications.find(job.target.name) if job.lease is not None else None
-        if known is None or not known.progress:
+        verification = job.meta.verifications.find(job.target.name) if job.lease is not None else None
+        if verification is None or not verification.progress:
             return
-        found = VerifyProgress.from_text(known.progress)
+        progress = VerifyProgress.from_text(verification.progress)
         resume_within = job.pipeline.verify.resume_within
         again = ""
         if job.restart:
             again = "you asked for it (--restart)"
-        elif found is None or found.scope != scope:
+        elif progress is None or progress.scope != scope:
             again = "the pipeline's definition, the mode or the tables asked for were others"
-        elif now_us - found.started_us > age_us(resume_within):
+        elif now_us - progress.started_us > age_us(resume_within):
             again = f"it began more than {resume_within} ago (verify.resume_within)"
-        if again or found is None:
+        if again or progress is None:
             job.opened.progress.note(f"The verification that was interrupted begins from the start: {again}.")
             return
-        self.progress = found
-        job.opened.progress.note(f"The verification of {from_us(found.started_us):%Y-%m-%d %H:%M:%S} UTC continues.")
+        self.progress = progress
+        job.opened.progress.note(f"The verification of {from_us(progress.started_us):%Y-%m-%d %H:%M:%S} UTC continues.")
 
     def tally(self, table: str, definition: str) -> Tally:
         """What is known of a table; of none, or of one that is defined otherwise now, nothing."""
-        known = self.progress.tables.get(table)
-        if known is not None and known.definition != definition:
+        tally = self.progress.tables.get(table)
+        if tally is not None and tally.definition != definition:
             self._job.opened.progress.note(
                 f"{table} begins from the start: it was redefined, or its target is at another address, since its "
                 "verification was interrupted."
             )
-            known = None
-        return known or Tally(definition)
+            tally = None
+        return tally or Tally(definition)
 
     def bytes_left(self, table: str) -> int:
         """What the keys of a table's findings may take beside those of other tables."""
-        return KEPT_BYTES - sum(one.first_bytes for name, one in self.progress.tables.items() if name != table)
+        return KEPT_BYTES - sum(tally.first_bytes for name, tally in self.progress.tables.items() if name != table)
 
     def keep(self, table: str, tally: Tally) -> None:
         """Raises RetryLater (lease.lost)."""

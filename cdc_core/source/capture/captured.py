@@ -176,8 +176,8 @@ class Capture:
         """A digest of the rules for the rows of this table: rows that were read under others are other rows."""
         columns = [column.name for column in schema.columns]
         rules = {
-            "processors": [one.model_dump(mode="json") for one in self._matching(self.tables.processors, schema)],
-            "rows": [one.where for one in self._matching(self.tables.rows, schema)],
+            "processors": [rule.model_dump(mode="json") for rule in self._matching(self.tables.processors, schema)],
+            "rows": [rule.where for rule in self._matching(self.tables.rows, schema)],
             "excluded": [name for name in columns if self._masking.excludes(schema, name)],
             "masked": [name for name in columns if self._masking.masks(schema, name)],
             "logical": self.route(schema.database, schema.table),

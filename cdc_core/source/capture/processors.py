@@ -36,14 +36,14 @@ Function = Callable[..., pa.RecordBatch]
 
 def function_of(name: str) -> Function:
     """The function that an entry point names. Raises UsageError (install.missing)."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
+    points = {point.name: point for point in entry_points(group=GROUP)}
     try:
-        function: Function = found[name].load()
+        function: Function = points[name].load()
     except (KeyError, ImportError, AttributeError) as error:
         why = (
             f"cannot be loaded: {error}"
-            if name in found
-            else f"is not installed; installed are: {', '.join(sorted(found)) or 'none'}"
+            if name in points
+            else f"is not installed; installed are: {', '.join(sorted(points)) or 'none'}"
         )
         raise UsageError(
             f"The processor {name!r} {why}.",
@@ -108,18 +108,18 @@ class Process:
         return made
 
     def _shape(self, schema: TableSchema, made: pa.Schema) -> TableSchema:
-        known = {column.name: column for column in schema.columns}
+        by_name = {column.name: column for column in schema.columns}
         if not set(made.names).issuperset(schema.key):
             raise self._wrong(schema, f"a column of the key ({', '.join(schema.key)}) is missing")
         if len({name.lower() for name in made.names}) < len(made.names):
             raise self._wrong(schema, "two of its columns have one name, of which the letter case does not matter")
         columns = []
-        for one in made:
-            old = known.get(one.name)
-            if old is not None and old.type.arrow == one.type:
+        for field in made:
+            old = by_name.get(field.name)
+            if old is not None and old.type.arrow == field.type:
                 columns.append(old)
             else:
-                columns.append(Column(one.name, type_of(one.type), key_part=old.key_part if old else None))
+                columns.append(Column(field.name, type_of(field.type), key_part=old.key_part if old else None))
         return replace(schema, columns=tuple(columns))
 
     def _wrong(self, schema: TableSchema, why: str) -> Refused:

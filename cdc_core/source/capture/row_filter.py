@@ -66,11 +66,11 @@ class Filter:
             if part.schema.column(name).type.base == "year" and _is_short_year(value):
                 raise self._wrong(part, f"{name} is a YEAR, and to a server {value!r} is another one than {value}")
         images = Images.of(part.rows, part.schema)
-        asked = [part.schema.column(name) for name in dict.fromkeys(columns_of(condition))]
-        images.require_known((one.name for one in asked), part, f"tables.rows ({self.text})")
+        columns = [part.schema.column(name) for name in dict.fromkeys(columns_of(condition))]
+        images.require_known((column.name for column in columns), part, f"tables.rows ({self.text})")
         try:
-            now = _met(condition, _numbers(images.after, asked))
-            was = _met(condition, _numbers(images.before, asked)) & _bools(images.updated)
+            now = _met(condition, _numbers(images.after, columns))
+            was = _met(condition, _numbers(images.before, columns)) & _bools(images.updated)
         except pa.ArrowException as error:
             raise self._wrong(part, str(error)) from None
         return _judged(part, images, now, was, self.text)

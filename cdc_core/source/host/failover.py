@@ -46,12 +46,12 @@ class Failover:
     again_until: int = 0
 
 
-def is_other_server(stored: Checkpoint, known: ServerFacts) -> bool:
-    return bool(stored.server) and stored.server != known.identity
+def is_other_server(stored: Checkpoint, facts: ServerFacts) -> bool:
+    return bool(stored.server) and stored.server != facts.identity
 
 
 def fail_over(
-    source: Source, control: pymysql.Connection, server: connections.Server, known: ServerFacts, stored: Checkpoint
+    source: Source, control: pymysql.Connection, server: connections.Server, facts: ServerFacts, stored: Checkpoint
 ) -> Failover:
     """Where to continue at the server that `control` is connected to.
 
@@ -61,32 +61,32 @@ def fail_over(
     files = binlog_files(control)
     if not files:
         raise log_off()
-    search = Search(source, control, server, files, known)
+    search = Search(source, control, server, files, facts)
     wanted = GtidSet.parse(stored.gtid_set)
-    if wanted.domains if known.mariadb else wanted.intervals and known.gtid_mode == "ON":
-        found, how, last = _by_gtid(search, source, stored, wanted)
+    if wanted.domains if facts.mariadb else wanted.intervals and facts.gtid_mode == "ON":
+        checkpoint, how, last = _by_gtid(search, source, stored, wanted)
     elif len(source.connections) > 1:
-        found, how, last = _by_time(search, source, stored)
+        checkpoint, how, last = _by_time(search, source, stored)
     else:
-        raise _other_server(source, stored, known)
+        raise _other_server(source, stored, facts)
     again_until = replace(last, timeline=_next_timeline(source, stored)).seq + 1 if last is not None else 0
-    start = _under_next_timeline(source, found, stored)
+    start = _under_next_timeline(source, checkpoint, stored)
     note = (
         f"source {source.name} was read at server {stored.server} up to {stored.position} and continues at server "
-        f"{known.identity} from {start.position}, {how}"
+        f"{facts.identity} from {start.position}, {how}"
     )
     log.warning(note)
     return Failover(start, note, again_until)
 
 
 def after_loss(
-    source: Source, control: pymysql.Connection, server: connections.Server, known: ServerFacts, stored: Checkpoint
+    source: Source, control: pymysql.Connection, server: connections.Server, facts: ServerFacts, stored: Checkpoint
 ) -> Failover:
     """Continues at the current end of the log, and gives up all between the stored position and there.
 
     Raises Refused (connection.setting).
     """
-    end = Search(source, control, server, binlog_files(control), known).latest()
+    end = Search(source, control, server, binlog_files(control), facts).latest()
     start = _under_next_timeline(source, end, stored)
     note = (
         f"source {source.name} was read up to {stored.position}; what followed was given up, and reading continues "
@@ -96,11 +96,11 @@ def after_loss(
     return Failover(start, note)
 
 
-def _under_next_timeline(source: Source, found: Checkpoint, stored: Checkpoint) -> Checkpoint:
+def _under_next_timeline(source: Source, checkpoint: Checkpoint, stored: Checkpoint) -> Checkpoint:
     """What is complete, and in which window the next change belongs, is as it was at the stored position."""
-    place = found.position
+    place = checkpoint.position
     return replace(
-        found,
+        checkpoint,
         position=Position(_next_timeline(source, stored), place.file, place.offset),
         watermark_us=stored.watermark_us,
         floor_us=stored.floor_us,
@@ -115,11 +115,11 @@ def _by_gtid(
     search: Search, source: Source, stored: Checkpoint, wanted: GtidSet
 ) -> tuple[Checkpoint, str, Position | None]:
     """Where to continue, a description of it, and the last transaction that comes again."""
-    known, control = search.known, search.control
+    facts, control = search.known, search.control
     lacking = wanted.minus(GtidSet.parse(gtid_executed(control)))
     if lacking:
         raise _lacks(str(lacking), search, source, stored)
-    purged = GtidSet.parse("" if known.mariadb else gtid_purged(control)).minus(wanted)
+    purged = GtidSet.parse("" if facts.mariadb else gtid_purged(control)).minus(wanted)
     begin = next(
         (
             file.name
@@ -129,11 +129,11 @@ def _by_gtid(
         None,
     )
     if purged or begin is None:
-        raise _purged(str(purged) or f"what comes after {wanted}", source, known)
-    ours = _require_same_history(search, begin, wanted, source, stored) if known.mariadb else None
-    found = search.first(begin, lambda one: not one.gtid or not wanted.has(one.gtid))
+        raise _purged(str(purged) or f"what comes after {wanted}", source, facts)
+    ours = _require_same_history(search, begin, wanted, source, stored) if facts.mariadb else None
+    found = search.first(begin, lambda transaction: not transaction.gtid or not wanted.has(transaction.gtid))
     end = found.position if ours is None else max(found.position, replace(ours, offset=ours.offset + 1))
-    unordered = _unordered(search, begin, end) if known.mariadb else {}
+    unordered = _unordered(search, begin, end) if facts.mariadb else {}
     if unordered:
         found = _before(search, unordered, source)
         again, last = _between(search, found.position, end)
@@ -143,7 +143,7 @@ def _by_gtid(
         f"by GTID: {again} transaction{'' if again == 1 else 's'} read before will come again, because this server has "
         "logged its transactions in another order"
     )
-    if not known.mariadb:
+    if not facts.mariadb:
         found = replace(found, gtid_set=str(wanted.union(GtidSet.parse(found.gtid_set))))
     return found, "by GTID, without overlap" if last is None else words, last
 
@@ -154,10 +154,10 @@ def _unordered(search: Search, begin: str, end: Position) -> dict[int, int]:
     has one that a transaction of its primary has, too."""
     highest = {domain: number for domain, (_, number) in GtidSet.highest(search.head(begin).previous).domains}
     found: dict[int, int] = {}
-    for one in search.begins(begin):
-        if one.position >= end:
+    for transaction in search.begins(begin):
+        if transaction.position >= end:
             break
-        domain, number = _numbered(one)
+        domain, number = _numbered(transaction)
         if number <= highest.get(domain, -1):
             found[domain] = min(number, found.get(domain, number))
         highest[domain] = max(number, highest.get(domain, -1))
@@ -176,8 +176,8 @@ def _before(search: Search, unordered: Mapping[int, int], source: Source) -> Che
         numbers = ", ".join(f"{number} of domain {domain}" for domain, number in sorted(unordered.items()))
         raise _purged(f"all transactions from the number {numbers} on, which it has twice", source, search.known)
 
-    def among(one: Begin) -> bool:
-        domain, number = _numbered(one)
+    def among(transaction: Begin) -> bool:
+        domain, number = _numbered(transaction)
         return number >= unordered.get(domain, number + 1)
 
     return search.first(begin, among)
@@ -186,29 +186,29 @@ def _before(search: Search, unordered: Mapping[int, int], source: Source) -> Che
 def _between(search: Search, begin: Position, end: Position) -> tuple[int, Position | None]:
     """How many transactions there are from a place up to another, and the last of them."""
     count, last = 0, None
-    for one in search.begins(begin.file):
-        if one.position >= end:
+    for transaction in search.begins(begin.file):
+        if transaction.position >= end:
             break
-        if one.position >= begin:
-            count, last = count + 1, one.position
+        if transaction.position >= begin:
+            count, last = count + 1, transaction.position
     return count, last
 
 
-def _numbered(one: Begin) -> tuple[int, int]:
+def _numbered(transaction: Begin) -> tuple[int, int]:
     """Domain and number of a transaction of MariaDB."""
-    domain, _, number = one.gtid.split("-")
+    domain, _, number = transaction.gtid.split("-")
     return int(domain), int(number)
 
 
-def _logged_later(search: Search, found: Checkpoint, wanted: GtidSet) -> tuple[int, Position | None]:
+def _logged_later(search: Search, checkpoint: Checkpoint, wanted: GtidSet) -> tuple[int, Position | None]:
     """How many transactions of a set come after a place, and the last of them.
 
     A standby that applies transactions in parallel may log them in another order than its primary: MariaDB those of
     several domains, MySQL without replica_preserve_commit_order.
     """
-    left, again, last = wanted.minus(GtidSet.parse(found.gtid_set)), 0, None
-    for begin in search.begins(found.position.file) if left else ():
-        if begin.position >= found.position and begin.gtid and wanted.has(begin.gtid):
+    left, again, last = wanted.minus(GtidSet.parse(checkpoint.gtid_set)), 0, None
+    for begin in search.begins(checkpoint.position.file) if left else ():
+        if begin.position >= checkpoint.position and begin.gtid and wanted.has(begin.gtid):
             again, last = again + 1, begin.position
             left = left.minus(GtidSet.parse(begin.gtid))
             if not left:
@@ -226,12 +226,12 @@ def _require_same_history(
     ours = None
     last = {f"{domain}-{server}-{number}" for domain, (server, number) in wanted.domains}
     last -= set(search.head(begin).previous.split(","))
-    for one in search.begins(begin):
+    for transaction in search.begins(begin):
         if not last:
             break
-        if one.gtid in last:
-            last.remove(one.gtid)
-            ours = one.position
+        if transaction.gtid in last:
+            last.remove(transaction.gtid)
+            ours = transaction.position
     if last:
         raise _lacks(",".join(sorted(last)), search, source, stored)
     return ours
@@ -247,7 +247,7 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
     if file is None:
         raise search.begun_later(moment_us, f"{source.name}, failover from {stored.server}")
     more_to_apply = has_more_to_apply(search.control)
-    found = search.first(file, lambda one: latest_us(one.commit_ts_us) >= moment_us)
+    found = search.first(file, lambda transaction: latest_us(transaction.commit_ts_us) >= moment_us)
     again, last = 0, None
     for begin in search.begins(found.position.file):
         # By the time of the first server: a standby commits later, and what was read is as old as it is there.
@@ -307,9 +307,9 @@ def _lacks(what: str, search: Search, source: Source, stored: Checkpoint) -> Loc
     )
 
 
-def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
+def _purged(what: str, source: Source, facts: ServerFacts) -> DataAtRisk:
     return DataAtRisk(
-        f"The log of {known.identity} no longer holds {what}.",
+        f"The log of {facts.identity} no longer holds {what}.",
         where=f"{source.name}, failover",
         code="source.log_lost",
         remedy=f"read a standby that still has this log, or {GIVE_UP}; keep the log longer "
@@ -317,9 +317,9 @@ def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
     )
 
 
-def _other_server(source: Source, stored: Checkpoint, known: ServerFacts) -> DataAtRisk:
+def _other_server(source: Source, stored: Checkpoint, facts: ServerFacts) -> DataAtRisk:
     return ServerChanged(
-        f"The position belongs to the log of server {stored.server}, but this is {known.identity}, and without GTIDs "
+        f"The position belongs to the log of server {stored.server}, but this is {facts.identity}, and without GTIDs "
         "Lockstep cannot find the same position here.",
         where=f"{source.name}, {stored.position}",
         remedy=f"point {source.connections[0]} at the server that was read before; or, if this is its standby, list "

@@ -169,10 +169,10 @@ def set_of(gtids: EntryGtids) -> GtidSet:
             runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
             part = GtidSet(((prefix.removesuffix(":"), tuple((int(run[0]), int(run[-1])) for run in runs)),))
         parts.append((last, part))
-    found = GtidSet()
+    gtid_set = GtidSet()
     for _, part in sorted(parts, key=lambda each: each[0]):
-        found = found.union(part)
-    return found
+        gtid_set = gtid_set.union(part)
+    return gtid_set
 
 
 def advanced(executed: str, added: GtidSet) -> str:

@@ -318,7 +318,7 @@ def logged_gtids(connection: pymysql.Connection, *, mariadb: bool) -> str:
     owned = as_text(query(connection, "SELECT @@GLOBAL.gtid_owned")[0][0] or "")
     executed = "".join(as_text(query(connection, "SELECT @@GLOBAL.gtid_executed")[0][0] or "").split())
     # uuid:5#17:6#18 are two, with the threads that own them
-    return ",".join(one for one in (re.sub(r"#\d+", "", owned), executed) if one)
+    return ",".join(gtids for gtids in (re.sub(r"#\d+", "", owned), executed) if gtids)
 
 
 @answers("source")

@@ -136,10 +136,10 @@ PREFLIGHT: tuple[tuple[str, Requirement], ...] = (
 
 def require_all(connection: pymysql.Connection, source: Source) -> ServerFacts:
     """The facts of a server that meets all requirements; otherwise raises the error of the first broken rule."""
-    known = facts(connection)
+    server_facts = facts(connection)
     for _, requirement in PREFLIGHT:
-        requirement(known, source)
-    return known
+        requirement(server_facts, source)
+    return server_facts
 
 
 @dataclass(frozen=True, slots=True)

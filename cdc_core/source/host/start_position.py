@@ -63,15 +63,15 @@ def find_start(
     Raises DataAtRisk (source.log_lost, source.other_log, source.bad_position), UsageError
     (config.invalid, usage.argument), Refused (connection.setting).
     """
-    known = facts(connection)
+    server_facts = facts(connection)
     files = binlog_files(connection)
     if not files:
         raise log_off()
     if stored is not None:
-        require_available(stored, files, known, connection, source)
+        require_available(stored, files, server_facts, connection, source)
         return stored
-    found = _asked(source, Search(source, connection, server, files, known), files[0].name)
-    return replace(found, position=replace(found.position, timeline=source.timeline))
+    start = _asked(source, Search(source, connection, server, files, server_facts), files[0].name)
+    return replace(start, position=replace(start.position, timeline=source.timeline))
 
 
 def _asked(source: Source, search: Search, oldest: str) -> Checkpoint:
@@ -91,7 +91,7 @@ def _asked(source: Source, search: Search, oldest: str) -> Checkpoint:
 def require_available(
     checkpoint: Checkpoint,
     files: Sequence[BinlogFile],
-    known: ServerFacts,
+    server_facts: ServerFacts,
     connection: pymysql.Connection,
     source: Source,
 ) -> None:
@@ -100,17 +100,17 @@ def require_available(
     Raises DataAtRisk (source.log_lost, source.other_log).
     """
     where = f"{source.name}, {checkpoint.position}"
-    if checkpoint.server and checkpoint.server != known.identity:
+    if checkpoint.server and checkpoint.server != server_facts.identity:
         raise ServerChanged(
-            f"The position belongs to the log of server {checkpoint.server}, but this is {known.identity}, where the "
-            "same file and offset mean another position.",
+            f"The position belongs to the log of server {checkpoint.server}, but this is {server_facts.identity}, "
+            "where the same file and offset mean another position.",
             where=where,
             remedy=f"point {', '.join(source.connections)} at the server that was read before; if it is gone, "
             f"{GIVE_UP}",
         )
     require_in_files(checkpoint.position, files, where)
     if checkpoint.gtid_set:
-        if known.mariadb:
+        if server_facts.mariadb:
             before = gtid_at(connection, checkpoint.position, mariadb=True)
         else:
             before = logged_gtids(connection, mariadb=False)

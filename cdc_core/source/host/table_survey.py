@@ -134,30 +134,30 @@ def engine_advice(engine: str) -> str:
 def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> tuple[FoundTable, ...]:
     """Everything whose name is captured, with its problem if any, sorted by name."""
     listed = _listed(connection, captures)
-    definitions = read_definitions(connection, [one.name for one in listed])
+    definitions = read_definitions(connection, [table.name for table in listed])
     united = {name: merge for merge, names in united_tables(connection).items() for name in names}
-    found = []
-    for one in listed:
-        schema, problem = definitions.get(one.name, (None, NOT_VISIBLE))
-        kind = "table" if one.is_table else one.type.lower()
-        if not one.is_table:
+    tables = []
+    for table in listed:
+        schema, problem = definitions.get(table.name, (None, NOT_VISIBLE))
+        kind = "table" if table.is_table else table.type.lower()
+        if not table.is_table:
             schema, problem = None, f"a {kind}, which has no row events"
         elif schema is not None:
             problem = problem or _unusable(schema)
-        if merge := united.get(one.name):
+        if merge := united.get(table.name):
             schema, problem = None, f"united by the MERGE table {'.'.join(merge)}: what is written through that is lost"
-        found.append(FoundTable(*one.name, kind, one.engine, schema, problem, one.rows))
-    return tuple(found)
+        tables.append(FoundTable(*table.name, kind, table.engine, schema, problem, table.rows))
+    return tuple(tables)
 
 
 @answers("source")
 def _listed(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> list[_Listed]:
-    found = []
+    listed = []
     for row in query(connection, _TABLES):
         database, table, kind, engine = (as_text(part or "") for part in row[:4])
         if captures(database, table):
-            found.append(_Listed((database, table), kind, engine, int(row[4] or 0)))
-    return found
+            listed.append(_Listed((database, table), kind, engine, int(row[4] or 0)))
+    return listed
 
 
 def _unusable(schema: TableSchema) -> str:
@@ -196,9 +196,9 @@ def survey_tables(
     end_of_log: Callable[[], Position],
 ) -> SourceSurvey:
     """Reads all captured tables, and for those not in `known`, whether they are empty."""
-    listed = [one for one in _listed(connection, captures) if one.is_table]
-    tables = {".".join(one.name): one.rows or None for one in listed}
-    asked = {name: one.name for one in listed if (name := ".".join(one.name)) not in known}
+    listed = [table for table in _listed(connection, captures) if table.is_table]
+    tables = {".".join(table.name): table.rows or None for table in listed}
+    asked = {name: table.name for table in listed if (name := ".".join(table.name)) not in known}
     with _impatient(connection):
         empty = {name for name, (database, table) in asked.items() if proven_empty(connection, database, table)}
     at_us = now_us(connection)

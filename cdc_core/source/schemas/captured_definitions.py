@@ -110,17 +110,17 @@ def _read(
     columns: dict[TableName, list[tuple[Any, ...]]] = {}
     for row in query(connection, _COLUMNS.format(where=where), arguments):
         columns.setdefault((as_text(row[0]), as_text(row[1])), []).append(row)
-    found: dict[TableName, tuple[TableSchema | None, str]] = {}
+    definitions: dict[TableName, tuple[TableSchema | None, str]] = {}
     hashed: set[TableName] = set()
     for row in query(connection, _UNUSUAL.format(where=where), arguments):
         if (name := (as_text(row[0]), as_text(row[1]))) not in wanted:
             continue
         if as_text(row[2]) == "SYSTEM VERSIONED":
-            found[name] = None, SYSTEM_VERSIONED
+            definitions[name] = None, SYSTEM_VERSIONED
         elif as_text(row[3]).upper() == _MEMORY:
             hashed.add(name)
         else:
-            found[name] = None, merge_tables.NO_ROWS_OF_ITS_OWN
+            definitions[name] = None, merge_tables.NO_ROWS_OF_ITS_OWN
     virtual = {
         (*name, as_text(row[2]))
         for name in wanted
@@ -130,14 +130,14 @@ def _read(
     mine = [row for row in uniques if (as_text(row[0]), as_text(row[1])) in wanted]
     keys = _keys(connection, mine, hashed, virtual)
     for name, rows in columns.items():
-        if name not in wanted or name in found:
+        if name not in wanted or name in definitions:
             continue
         key = keys.get(name, ())
         try:
-            found[name] = TableSchema(*name, tuple(_column(row, key, mariadb=mariadb) for row in rows)), ""
+            definitions[name] = TableSchema(*name, tuple(_column(row, key, mariadb=mariadb) for row in rows)), ""
         except Refused as error:
-            found[name] = None, error.what.rstrip(".")
-    return found
+            definitions[name] = None, error.what.rstrip(".")
+    return definitions
 
 
 def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Column:

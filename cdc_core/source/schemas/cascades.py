@@ -91,17 +91,17 @@ def require_seen_cascades(
     if logs_cascades(connection) if logged is None else logged:
         return ()
     keys = foreign_keys(connection)
-    found = [key for key in keys if key.changes_rows and captures(*key.child)]
-    if found and policy.on_unlogged_change == "stop":
+    cascading = [key for key in keys if key.changes_rows and captures(*key.child)]
+    if cascading and policy.on_unlogged_change == "stop":
         raise Refused(
-            f"{counted(len(found), 'foreign key')} may change rows of captured tables without logging them: "
-            f"{'; '.join(map(str, found))}.",
+            f"{counted(len(cascading), 'foreign key')} may change rows of captured tables without logging them: "
+            f"{'; '.join(map(str, cascading))}.",
             where=source,
             code="source.unlogged_cascades",
             remedy="set tables.on_unlogged_change to resync: the tables are then copied again after such a change. Or "
             "replace the cascade with statements of the application, exclude the child table, or set it to record",
         )
-    if hidden := _hidden(connection, keys, found):
+    if hidden := _hidden(connection, keys, cascading):
         names = ", ".join(map(".".join, hidden))
         if policy.on_unlogged_change == "resync":
             raise Refused(
@@ -112,26 +112,28 @@ def require_seen_cascades(
                 remedy="GRANT SELECT on these tables to the account (it is enough to see their definitions), or accept "
                 "the difference with tables.on_unlogged_change: record",
             )
-        return (*_lines(found), f"whether foreign keys change rows of {names} is unknown")
-    return _lines(found)
+        return (*_lines(cascading), f"whether foreign keys change rows of {names} is unknown")
+    return _lines(cascading)
 
 
 def _lines(keys: Iterable[ForeignKey]) -> tuple[str, ...]:
     return tuple(f"{key} changes rows that this server does not log" for key in keys)
 
 
-def _hidden(connection: pymysql.Connection, keys: Iterable[ForeignKey], found: Iterable[ForeignKey]) -> list[TableName]:
+def _hidden(
+    connection: pymysql.Connection, keys: Iterable[ForeignKey], cascading: Iterable[ForeignKey]
+) -> list[TableName]:
     """Tables that the account does not see, on a way by which keys lead to captured tables."""
     by_child: dict[TableName, list[ForeignKey]] = {}
     for key in keys:
         if key.changes_rows:
             by_child.setdefault(key.child, []).append(key)
-    parents, waiting = set[TableName](), [key.parent for key in found]
+    parents, waiting = set[TableName](), [key.parent for key in cascading]
     while waiting:
-        one = waiting.pop()
-        if one not in parents:
-            parents.add(one)
-            waiting += [key.parent for key in by_child.get(one, ())]
+        name = waiting.pop()
+        if name not in parents:
+            parents.add(name)
+            waiting += [key.parent for key in by_child.get(name, ())]
     return [
         parent
         for parent in sorted(parents)
@@ -276,7 +278,7 @@ class Cascades:
 
     def _reached(self, parent: TableName, deleted: bool, updated: frozenset[str] | None) -> frozenset[TableName]:
         """The captured tables that keys lead to. updated: columns of the parent that have other values; None: any."""
-        found: set[TableName] = set()
+        reached: set[TableName] = set()
         seen: set[tuple[TableName, bool, frozenset[str] | None]] = set()
         waiting = [(parent, deleted, updated)]
         while waiting:
@@ -291,11 +293,11 @@ class Cascades:
                 if gone and key.on_delete in CHANGING:
                     cascades = key.on_delete == "CASCADE"
                     waiting.append((child, cascades, frozenset() if cascades else _folded(key.columns)))
-                    found.add(child)
+                    reached.add(child)
                 if hit and key.on_update in CHANGING:
                     waiting.append((child, False, _folded(key.columns)))
-                    found.add(child)
-        return frozenset(name for name in found if self._captures(*name))
+                    reached.add(child)
+        return frozenset(name for name in reached if self._captures(*name))
 
     def of_rows(self, block: Block) -> Iterator[TableEvent]:
         """What rows of captured parents did to other captured tables: an event for each table and transaction."""
@@ -322,7 +324,7 @@ def _folded(names: Iterable[str]) -> frozenset[str]:
 def _changed(part: TableRows, name: str) -> pa.BooleanArray:
     """Which updated rows have another value in a column, or may have."""
     rows = part.rows
-    column = next((one.name for one in part.schema.columns if one.name.lower() == name), None)
+    column = next((defined.name for defined in part.schema.columns if defined.name.lower() == name), None)
     if column is None:  # it had another name then
         return pa.array(np.ones(rows.num_rows, np.bool_))
     before = rows.column(BEFORE)
@@ -331,7 +333,7 @@ def _changed(part: TableRows, name: str) -> pa.BooleanArray:
     changed = pc.invert(pc.fill_null(equal, fill_value=False)).to_numpy(zero_copy_only=False)
     # A value that the column cannot hold is null in it, and so is one that the log does not carry.
     literal = LiteralEntries.of(rows.column(LITERAL))
-    texts, former_texts = (_texts(literal, one) for one in (column, BEFORE_MARK + column))
+    texts, former_texts = (_texts(literal, mark) for mark in (column, BEFORE_MARK + column))
     for row in texts.keys() | former_texts.keys():
         changed[row] = texts.get(row) != former_texts.get(row)
     shapes, absent = lacking(rows)
@@ -346,8 +348,8 @@ def _changed(part: TableRows, name: str) -> pa.BooleanArray:
 
 def _texts(literal: LiteralEntries, name: str) -> dict[int, str]:
     """The exact texts of a column by row."""
-    found = literal.where(literal.among([name]))
-    return dict(zip(found.row.tolist(), found.text.to_pylist(), strict=True))
+    entries = literal.where(literal.among([name]))
+    return dict(zip(entries.row.tolist(), entries.text.to_pylist(), strict=True))
 
 
 def _events(

@@ -52,24 +52,26 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
         # Without a default MariaDB stores the first member of an ENUM, and a zero TIMESTAMP; but '' and the current
         # time where the table has a BEFORE INSERT trigger.
         wanted = [
-            one for one in wanted if one.type.base not in ("enum", "timestamp") or one.nullable or one.name in declared
+            column
+            for column in wanted
+            if column.type.base not in ("enum", "timestamp") or column.nullable or column.name in declared
         ]
     record = _record(connection, table.database, table.table)
-    found: dict[str, str | None] = {}
-    asked: list[Column] = []
+    defaults: dict[str, str | None] = {}
+    columns: list[Column] = []
     for column in wanted:
         raw = record.get(column.name, b"")
         if column.name in record and raw is None:
-            found[column.name] = None
+            defaults[column.name] = None
         elif raw is not None and column.name in record and (raw == b"0" or column.type.base != "float"):
             with suppress(ValueError):  # the server's table was redefined in the meantime
-                found[column.name] = _value(column, raw)
+                defaults[column.name] = _value(column, raw)
         else:
-            asked.append(column)  # the server shows six digits of a FLOAT, perhaps nothing of an invisible column
-    for column in asked:
+            columns.append(column)  # the server shows six digits of a FLOAT, perhaps nothing of an invisible column
+    for column in columns:
         with suppress(LookupError):
-            found[column.name] = _evaluated(connection, table, column)
-    return found
+            defaults[column.name] = _evaluated(connection, table, column)
+    return defaults
 
 
 def _record(connection: pymysql.Connection, database: str, table: str) -> dict[str, bytes | None]:
@@ -86,12 +88,12 @@ def _record(connection: pymysql.Connection, database: str, table: str) -> dict[s
         if isinstance(raised, pymysql.err.MySQLError):
             return {}  # the table is gone, or the server does not know the command
         raise raised from None
-    found: dict[str, bytes | None] = {}
+    defaults: dict[str, bytes | None] = {}
     for packet in packets:
         names = [packet.read_length_coded_string() for _ in range(6)]  # catalog to original name
         packet.advance(13)  # of fixed length
-        found[(names[5] or b"").decode()] = packet.read_length_coded_string()
-    return found
+        defaults[(names[5] or b"").decode()] = packet.read_length_coded_string()
+    return defaults
 
 
 def _value(column: Column, raw: bytes) -> str:

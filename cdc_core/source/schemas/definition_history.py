@@ -95,8 +95,8 @@ class SchemaHistory:
         defaults = [self._defaults_now(schema) for schema in schemas]
         # After the answers: whatever a server shows of a table, its log has by then.
         until = self._end() if schemas else point.after
-        for schema, these in zip(schemas, defaults, strict=True):
-            self._answers[name_of(schema)] = _DefinitionAnswer(schema, these, point.seq, until)
+        for schema, of_table in zip(schemas, defaults, strict=True):
+            self._answers[name_of(schema)] = _DefinitionAnswer(schema, of_table, point.seq, until)
 
     def meet(self, statement: Statement, point: LogPoint) -> None:
         """Takes a statement that may define tables, before anything else is asked or said of its point."""
@@ -112,19 +112,19 @@ class SchemaHistory:
                 self._count(name, answer.until.seq - 1)
 
     def _count(self, name: TableName, seq: int) -> None:
-        one = self._answers.pop(name)
-        if self._unknown(name, seq, one.until.timeline):
+        answer = self._answers.pop(name)
+        if self._unknown(name, seq, answer.until.timeline):
             last = self.known.last(name, seq)
             # Where the log names columns, it is enough to record that the table exists.
-            kept = one.schema if self.early else TableSchema(*name, ())
+            kept = answer.schema if self.early else TableSchema(*name, ())
             rowless = last is not None and last.rowless and not last.gone
-            self.known.learn(DefinedSince(seq, kept, one.defaults, rowless=rowless))
+            self.known.learn(DefinedSince(seq, kept, answer.defaults, rowless=rowless))
 
     def _need(self, name: TableName, point: LogPoint) -> None:
         """What the server said of a table is needed at a point: reads ahead to where the log ended then."""
-        one = self._answers.get(name)
-        if one is not None and one.since < point.seq:
-            if any(_touches(statement, name) for statement in self._ahead.of(point.after, until=one.until)):
+        answer = self._answers.get(name)
+        if answer is not None and answer.since < point.seq:
+            if any(_touches(statement, name) for statement in self._ahead.of(point.after, until=answer.until)):
                 del self._answers[name]
             else:
                 self._count(name, point.seq)
@@ -136,12 +136,12 @@ class SchemaHistory:
         server has another definition that no statement of the log explains.
         """
         self._need(name, point)
-        known = self.known.as_of(name, point.seq, point.after.timeline)
+        schema = self.known.as_of(name, point.seq, point.after.timeline)
         now = self._ask(*name)
-        if known is not None:
+        if schema is not None:
             for _, error in self.unexplained([] if now is None else [now], point):
                 raise error
-            return known
+            return schema
         defaults = None if now is None else self._defaults_now(now)
         if self._redefined_after(name, point):
             raise Refused(
@@ -163,10 +163,10 @@ class SchemaHistory:
         name = name_of(schema)
         self._need(name, point)
         last = self.known.last(name, point.seq)
-        known = last.defaults if last is not None and in_one_log(last.seq, point.after.timeline) else None
+        defaults = last.defaults if last is not None and in_one_log(last.seq, point.after.timeline) else None
         now = self._ask_defaults(schema)
         defined_again = self._redefined_after(name, point)
-        if known is None or not set(names) <= known.keys():
+        if defaults is None or not set(names) <= defaults.keys():
             if defined_again:
                 raise _defaults_unknown(
                     schema,
@@ -174,24 +174,24 @@ class SchemaHistory:
                     point,
                     "a later statement in the log redefines the table, so that the defaults of that time are unknown",
                 )
-            known = {**now, **(known or {})}
-        elif not defined_again and any(now.get(one, known[one]) != known[one] for one in names):
+            defaults = {**now, **(defaults or {})}
+        elif not defined_again and any(now.get(column, defaults[column]) != defaults[column] for column in names):
             why = "the server now has other defaults, but no statement in the log changed them (sql_log_bin = 0?)"
             raise _defaults_unknown(schema, names, point, why)
-        lacking = [column for column in names if column not in known]
+        lacking = [column for column in names if column not in defaults]
         if lacking:
             raise _defaults_unknown(schema, lacking, point, "the server does not show the exact defaults")
-        return known
+        return defaults
 
     def saw(self, schema: TableSchema, point: LogPoint) -> None:
         """Records that a row of the table was logged at a point, and, where the log itself names the columns, the
         definition that it follows."""
         name = name_of(schema)
-        last, known = self.known.last(name, point.seq), self.known.as_of(name, point.seq, point.after.timeline)
+        last, definition = self.known.last(name, point.seq), self.known.as_of(name, point.seq, point.after.timeline)
         told = TableSchema(*name, tuple(column for column in schema.columns if not self._excludes(schema, column.name)))
-        if last is None or last.gone or last.rowless or (not self.early and known != told):
-            defaults = last.defaults if last is not None and last.rowless and known is not None else None
-            kept = known or TableSchema(*name, ()) if self.early else told
+        if last is None or last.gone or last.rowless or (not self.early and definition != told):
+            defaults = last.defaults if last is not None and last.rowless and definition is not None else None
+            kept = definition or TableSchema(*name, ()) if self.early else told
             self.known.learn(DefinedSince(point.seq, kept, defaults))
 
     def unexplained(self, now: Iterable[TableSchema], point: LogPoint) -> list[tuple[TableName, Refused]]:
@@ -200,17 +200,17 @@ class SchemaHistory:
 
         now: current definitions, read after the point was reached. A table that is gone has no more rows to misread.
         """
-        found = []
+        refusals = []
         for schema in now:
             name = name_of(schema)
-            known = self.known.as_of(name, point.seq, point.after.timeline)
-            if known is None or _same(known, schema) or self._redefined_after(name, point):
+            definition = self.known.as_of(name, point.seq, point.after.timeline)
+            if definition is None or _same(definition, schema) or self._redefined_after(name, point):
                 continue
             # A table that is left out must be copied again: ask once more, and read the log again after the server.
             again = self._ask(*name)
-            if again is not None and not _same(known, again) and not self._redefined_after(name, point):
-                found.append((name, _unexplained(known, again, point)))
-        return found
+            if again is not None and not _same(definition, again) and not self._redefined_after(name, point):
+                refusals.append((name, _unexplained(definition, again, point)))
+        return refusals
 
     def redefined(
         self, names: Iterable[TableName] | None, point: LogPoint, captures: Callable[[str, str], bool], change: Change
@@ -226,7 +226,7 @@ class SchemaHistory:
         ]
         for name in mine:
             before = self.known.last(name, point.seq - 1)
-            found = DefinedSince(
+            defined = DefinedSince(
                 point.seq,
                 TableSchema(*name, ()),
                 gone=name in change.vacated,
@@ -236,7 +236,7 @@ class SchemaHistory:
                 rowless=name in change.made or (change.moves_no_rows and before is not None and before.rowless),
                 renamed=change.renamed.get(name, ()),
             )
-            self.known.learn(found)
+            self.known.learn(defined)
         now = [self._ask(*name) for name in mine if name not in change.vacated] if self.early else []
         self._wait([schema for schema in now if schema is not None], point)
 
@@ -245,8 +245,10 @@ class SchemaHistory:
 
     def _defining(self, event: Event) -> Statement | None:
         """The statement of an event, if it may define a table that is not temporary."""
-        found = read_statement(event, self.dialect).statement
-        return found if found.action in (Action.DEFINITION, Action.UNKNOWN) and not found.temporary else None
+        statement = read_statement(event, self.dialect).statement
+        return (
+            statement if statement.action in (Action.DEFINITION, Action.UNKNOWN) and not statement.temporary else None
+        )
 
     def _redefined_after(self, name: TableName, point: LogPoint) -> bool:
         return any(_touches(statement, name) for statement in self._ahead.of(point.after))
@@ -290,13 +292,13 @@ def _plain(schema: TableSchema) -> TableSchema:
     return replace(schema, columns=tuple(columns))
 
 
-def _unexplained(known: TableSchema, now: TableSchema, point: LogPoint) -> Refused:
-    were, are = ([(column.name, str(column.type)) for column in schema.columns] for schema in (known, now))
+def _unexplained(former: TableSchema, now: TableSchema, point: LogPoint) -> Refused:
+    were, are = ([(column.name, str(column.type)) for column in schema.columns] for schema in (former, now))
     how = "its keys, NULLs, character sets or generated columns differ"
     if were != are:
         how = f"its columns were {_listed(were)} and are now {_listed(are)}"
     return Refused(
-        f"{known.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. Since the log does not "
+        f"{former.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. Since the log does not "
         "name columns, values could end up in the wrong columns.",
         where=f"{point.after}",
         code="source.incomplete_rows",

@@ -80,7 +80,7 @@ def foreign_keys(connection: pymysql.Connection) -> tuple[ForeignKey, ...]:
         for row in query(connection, _RULES)
     }
     shown = _shown(connection, {key[:2] for key in columns.keys() - rules.keys()})
-    found = [
+    keys = [
         ForeignKey(
             key[:2],
             key[2],
@@ -93,10 +93,10 @@ def foreign_keys(connection: pymysql.Connection) -> tuple[ForeignKey, ...]:
     ]
     versioned = {
         (database, as_text(row[0]))
-        for database in sorted({one.parent[0] for one in found if one.changes_rows})
+        for database in sorted({key.parent[0] for key in keys if key.changes_rows})
         for row in query(connection, _VERSIONED, (database,))
     }
-    return tuple(replace(one, versioned=one.parent in versioned) for one in found)
+    return tuple(replace(key, versioned=key.parent in versioned) for key in keys)
 
 
 def _shown(

@@ -25,11 +25,11 @@ class LogPoint:
 class KnownDefinitions:
     """known: what was learned before, in log order."""
 
-    def __init__(self, known: Iterable[DefinedSince]) -> None:
+    def __init__(self, definitions: Iterable[DefinedSince]) -> None:
         self._since: dict[TableName, list[DefinedSince]] = {}
         self._new: dict[tuple[TableName, int], DefinedSince] = {}
-        for one in known:
-            self._since.setdefault(name_of(one.schema), []).append(one)
+        for definition in definitions:
+            self._since.setdefault(name_of(definition.schema), []).append(definition)
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._since
@@ -39,38 +39,38 @@ class KnownDefinitions:
 
     def begins_at(self, name: TableName, seq: int) -> bool:
         """Whether something that is known of a table holds from just this order key on."""
-        return seq in [one.seq for one in self._since.get(name, ())]
+        return seq in [definition.seq for definition in self._since.get(name, ())]
 
     def pop_new(self) -> tuple[DefinedSince, ...]:
         """What is new since the last call."""
         new, self._new = tuple(self._new.values()), {}
         return new
 
-    def learn(self, one: DefinedSince) -> None:
+    def learn(self, definition: DefinedSince) -> None:
         """Takes what holds from an order key on."""
-        known = self._since.setdefault(name_of(one.schema), [])
-        for i, other in enumerate(known):
-            if other.seq == one.seq:  # one entry with both the marks and the definition
-                one = replace(
-                    one,
+        definitions = self._since.setdefault(name_of(definition.schema), [])
+        for i, other in enumerate(definitions):
+            if other.seq == definition.seq:  # one entry with both the marks and the definition
+                definition = replace(
+                    definition,
                     gone=other.gone,
                     dropped=other.dropped,
                     emptied=other.emptied,
                     ts_us=other.ts_us,
                     renamed=other.renamed,
                 )
-                del known[i]
+                del definitions[i]
                 break
-        known.append(one)
-        self._new[name_of(one.schema), one.seq] = one
+        definitions.append(definition)
+        self._new[name_of(definition.schema), definition.seq] = definition
 
     def _sorted(self, name: TableName) -> list[DefinedSince]:
-        return sorted(self._since.get(name, ()), key=lambda one: one.seq)
+        return sorted(self._since.get(name, ()), key=lambda definition: definition.seq)
 
     def last(self, name: TableName, seq: int) -> DefinedSince | None:
         """The latest that is known of a table at an order key."""
-        known = [one for one in self._sorted(name) if one.seq <= seq]
-        return known[-1] if known else None
+        definitions = [definition for definition in self._sorted(name) if definition.seq <= seq]
+        return definitions[-1] if definitions else None
 
     def as_of(self, name: TableName, seq: int, timeline: int) -> TableSchema | None:
         """The last definition up to an order key on its timeline: another server has another log."""
@@ -108,13 +108,13 @@ class KnownDefinitions:
 
     def dropped(self, name: TableName, point: LogPoint) -> frozenset[str]:
         """Columns, in lower case, that the table had before a point, and that were dropped."""
-        found: set[str] = set()
-        for one in self._sorted(name):
-            if one.seq < point.seq:
-                found = set() if one.gone else found
-                found |= {column.lower() for column in one.dropped}
-                found -= {column.lower() for column in one.emptied}
-        return frozenset(found)
+        columns: set[str] = set()
+        for definition in self._sorted(name):
+            if definition.seq < point.seq:
+                columns = set() if definition.gone else columns
+                columns |= {column.lower() for column in definition.dropped}
+                columns -= {column.lower() for column in definition.emptied}
+        return frozenset(columns)
 
 
 def in_one_log(seq: int, timeline: int) -> bool:

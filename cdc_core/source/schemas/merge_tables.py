@@ -47,19 +47,19 @@ def united_table(name: TableName, merge: TableName, where: str) -> Refused:
 @answers("source")
 def united_tables(connection: pymysql.Connection) -> dict[TableName, tuple[TableName, ...]]:
     """Every MERGE table that the account sees, with the tables that it unites; not one that is broken."""
-    found = {}
+    united = {}
     for row in query(
         connection, f"SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE ENGINE = '{ENGINE}'"
     ):
         name = as_text(row[0]), as_text(row[1])
         try:
-            found[name] = union_of(connection, *name)
+            united[name] = union_of(connection, *name)
         except (pymysql.err.MySQLError, Refused) as error:
             why = one_line(str(error))
             log.warning(
                 "which tables the MERGE table %s unites is unknown, as it cannot be read: %s", quote(*name), why
             )
-    return found
+    return united
 
 
 def union_of(connection: pymysql.Connection, database: str, table: str) -> tuple[TableName, ...]:
@@ -67,13 +67,13 @@ def union_of(connection: pymysql.Connection, database: str, table: str) -> tuple
     text = as_text(query(connection, f"SHOW CREATE TABLE {quote(database, table)}")[0][1])
     listed = re.search(r"[ ]UNION=\(((?:`(?:[^`]|``)*`[.,]?)*)\)[^\n]*\Z", text)
     parts = [] if listed is None else re.findall(r"`((?:[^`]|``)*)`(\.?)", listed[1])
-    found: list[TableName] = []
+    names: list[TableName] = []
     within = database
     for part, dot in parts:
         name = part.replace("``", "`")
         if dot:
             within = name
         else:
-            found.append((within, name))
+            names.append((within, name))
             within = database
-    return tuple(found)
+    return tuple(names)

@@ -87,8 +87,8 @@ class TableRegistry:
         try:
             return self._uses[key]
         except KeyError:
-            found = self._uses[key] = self._find(event, point, mariadb=mariadb)
-            return found
+            mapped = self._uses[key] = self._find(event, point, mariadb=mariadb)
+            return mapped
 
     def known_use(self, body: bytes) -> MappedTable | None:
         """What `use` returned for a TABLE_MAP with this body."""
@@ -106,11 +106,11 @@ class TableRegistry:
             self._known[name] = self._history.at(name, point)
         elif name not in self._known:
             self._known[name] = self._ask(*name)
-        known = self._known[name]
-        if known is None and table_map.names is None:
+        definition = self._known[name]
+        if definition is None and table_map.names is None:
             self._ask(*name)  # it says why
-        schema = schema_of(table_map, known, mariadb=mariadb)
-        if mariadb and _was_versioned(schema, known):
+        schema = schema_of(table_map, definition, mariadb=mariadb)
+        if mariadb and _was_versioned(schema, definition):
             raise system_versioned(*name)
         if mariadb and tuple(column.name for column in schema.columns) == _SEQUENCE:
             self._names[event.body[8:]] = name
@@ -184,10 +184,10 @@ class TableRegistry:
         there = None if schema is None else {column.name.lower() for column in schema.columns}
         dropped = (
             *columns.dropped,
-            *(one for one in columns.perhaps_dropped if there is None or one.lower() in there),
+            *(column for column in columns.perhaps_dropped if there is None or column.lower() in there),
         )
-        before = history.known.dropped(name, point) | {one.lower() for one in dropped}
-        emptied = tuple(one for one in columns.added if one.lower() in before)
+        before = history.known.dropped(name, point) | {column.lower() for column in dropped}
+        emptied = tuple(column for column in columns.added if column.lower() in before)
         return Change(
             vacated,
             frozenset(),
@@ -236,10 +236,10 @@ class TableRegistry:
         self._uses = kept
 
 
-def _was_versioned(schema: TableSchema, known: TableSchema | None) -> bool:
+def _was_versioned(schema: TableSchema, former: TableSchema | None) -> bool:
     """Whether rows have the two columns that MariaDB adds to a system-versioned table and INFORMATION_SCHEMA does not
     show: the table may be gone since, or no longer versioned."""
     last = [(column.name.lower(), column.type.base) for column in schema.columns[-2:]]
     if last != [("row_start", "timestamp"), ("row_end", "timestamp")]:
         return False
-    return known is None or "row_end" not in [column.name.lower() for column in known.columns]
+    return former is None or "row_end" not in [column.name.lower() for column in former.columns]

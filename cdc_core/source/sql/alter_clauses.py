@@ -59,7 +59,7 @@ class AlterClauses:
     @property
     def kept_columns(self) -> tuple[Column, ...]:
         """`modified`, if rows change only by these; else empty."""
-        return tuple(one for one in self.modified if one is not None) if None not in self.modified else ()
+        return tuple(column for column in self.modified if column is not None) if None not in self.modified else ()
 
     def rename(self, old: str, new: str) -> None:
         self.dropped.append(old)
@@ -68,7 +68,7 @@ class AlterClauses:
 
 
 def alter_clauses(read: Reader, database: str) -> AlterClauses:
-    found = AlterClauses()
+    clauses = AlterClauses()
     defaults: list[str] = []
     ordered = False
     for clause in read.clauses():
@@ -81,14 +81,14 @@ def alter_clauses(read: Reader, database: str) -> AlterClauses:
             again = Reader(clause)
             again.next()
             column = modified_column(again)
-        if reason := _clause(part, database, found, defaults):
-            found.reasons.append(reason)
-            found.modified.append(column)
+        if reason := _clause(part, database, clauses, defaults):
+            clauses.reasons.append(reason)
+            clauses.modified.append(column)
     # Defaults change no row; but that of a new column shows in rows that exist (MariaDB).
-    for name in {name.lower() for name in found.added} & set(defaults):
-        found.reasons.append(_shown(name))
-        found.modified.append(None)
-    return found
+    for name in {name.lower() for name in clauses.added} & set(defaults):
+        clauses.reasons.append(_shown(name))
+        clauses.modified.append(None)
+    return clauses
 
 
 def _shown(name: str) -> str:
@@ -101,13 +101,13 @@ def _is_order(clause: Sequence[Token]) -> bool:
     return bool(path) and all(token.text == "." if at % 2 else token.names for at, token in enumerate(path))
 
 
-def _clause(read: Reader, database: str, found: AlterClauses, defaults: list[str]) -> str:
+def _clause(read: Reader, database: str, clauses: AlterClauses, defaults: list[str]) -> str:
     """Why it may change rows; "" if it is harmless. defaults: takes the columns, in small letters, that get one."""
     head = read.next().word
     if head == "ADD":
-        return "; ".join(dict.fromkeys(filter(None, _add(read, found))))
+        return "; ".join(dict.fromkeys(filter(None, _add(read, clauses))))
     if head == "DROP":
-        return _drop(read, found)
+        return _drop(read, clauses)
     if head == "RENAME" and read.take_any("INDEX", "KEY"):
         return ""
     if head == "CHANGE" or (head == "RENAME" and read.peek().word == "COLUMN"):
@@ -116,16 +116,16 @@ def _clause(read: Reader, database: str, found: AlterClauses, defaults: list[str
         old = read.next().text
         read.take("TO")
         if (new := read.next().text).lower() != old.lower():
-            found.rename(old, new)
+            clauses.rename(old, new)
     elif head == "RENAME":
         read.take_any("TO", "AS") or read.take_sign("=")
-        found.moved = True
-        found.others.append(read.table(database))
+        clauses.moved = True
+        clauses.others.append(read.table(database))
     elif head in ("EXCHANGE", "CONVERT"):  # a partition and another table, or a character set
         while not read.done and not read.take("TABLE"):
             read.next()
         if not read.done:
-            found.others.append(read.table(database))
+            clauses.others.append(read.table(database))
     elif head == "ALTER":
         read.take("COLUMN")
         read.take("IF", "EXISTS")
@@ -138,7 +138,7 @@ def _clause(read: Reader, database: str, found: AlterClauses, defaults: list[str
     return f"{head or read.found[0].text} may change rows"
 
 
-def _add(read: Reader, found: AlterClauses) -> Iterator[str]:
+def _add(read: Reader, clauses: AlterClauses) -> Iterator[str]:
     if read.take("SYSTEM", "VERSIONING") or read.take("PERIOD", "FOR"):
         yield "ADD of a period or of system versioning may change rows"
         return
@@ -146,9 +146,9 @@ def _add(read: Reader, found: AlterClauses) -> Iterator[str]:
     read.take("IF", "NOT", "EXISTS")
     if read.take_sign("("):
         for part in Reader(_inside(read)).clauses():
-            yield _added(Reader(part), found)
+            yield _added(Reader(part), clauses)
     else:
-        yield _added(read, found, column=column)
+        yield _added(read, clauses, column=column)
 
 
 def _is_key(read: Reader) -> bool:
@@ -161,18 +161,18 @@ def _is_key(read: Reader) -> bool:
 
 
 def _inside(read: Reader) -> list[Token]:
-    depth, found = 1, []
+    depth, inside = 1, []
     while not read.done:
         token = read.next()
         if token.kind is TokenKind.SIGN:
             depth += (token.text == "(") - (token.text == ")")
             if depth == 0:
                 break
-        found.append(token)
-    return found
+        inside.append(token)
+    return inside
 
 
-def _added(read: Reader, found: AlterClauses, *, column: bool = False) -> str:
+def _added(read: Reader, clauses: AlterClauses, *, column: bool = False) -> str:
     """A column, a key or a constraint. column: certainly a column."""
     if not column:
         if read.take("CONSTRAINT"):
@@ -184,7 +184,7 @@ def _added(read: Reader, found: AlterClauses, *, column: bool = False) -> str:
         if _is_key(read) or (read.peek().word == "PERIOD" and read.peek(1).word == "FOR"):
             return ""
     name = read.next().text
-    found.added.append(name)
+    clauses.added.append(name)
     type_name = read.next().word
     words: list[str] = []
     default: Token | None = None
@@ -210,11 +210,11 @@ def _added(read: Reader, found: AlterClauses, *, column: bool = False) -> str:
     return _shown(name) if shown else ""
 
 
-def _drop(read: Reader, found: AlterClauses) -> str:
+def _drop(read: Reader, clauses: AlterClauses) -> str:
     column = read.take("COLUMN")
     if not column:
         word, following = read.peek().word, read.peek(1).word
-        found.drops_constraint = found.drops_constraint or word in ("FOREIGN", "CONSTRAINT")
+        clauses.drops_constraint = clauses.drops_constraint or word in ("FOREIGN", "CONSTRAINT")
         if word == "PRIMARY":
             return _KEY_CHANGED
         if word in ("INDEX", "KEY", "CONSTRAINT"):
@@ -226,5 +226,5 @@ def _drop(read: Reader, found: AlterClauses) -> str:
         if word in _KEY_HEADS or (word, following) == ("PERIOD", "FOR"):
             return ""
     guarded = read.take("IF", "EXISTS")
-    (found.perhaps_dropped if guarded else found.dropped).append(read.next().text)
+    (clauses.perhaps_dropped if guarded else clauses.dropped).append(read.next().text)
     return ""

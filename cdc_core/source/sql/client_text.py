@@ -67,11 +67,11 @@ def _wide_clients() -> frozenset[str]:
 def _single_byte_characters(charset: str) -> tuple[str, ...]:
     """The character of each byte. A byte above 127 is never syntax, whatever it looks like."""
     table = single_byte(charset)
-    found = [chr(code) for code in range(128)]
+    characters = [chr(code) for code in range(128)]
     for code in range(128, 256):
         text = "" if table is None else table.utf8[code, : table.width[code]].tobytes().decode()
-        found.append(text if text and not text.isascii() else chr(0xDC00 + code))
-    return tuple(found)
+        characters.append(text if text and not text.isascii() else chr(0xDC00 + code))
+    return tuple(characters)
 
 
 def _decode_wide(sql: bytes, charset: str) -> str | None:

@@ -100,8 +100,8 @@ def _keeps_values(statement: Statement, tables: TableRegistry, point: LogPoint) 
     before = None if not statement.tables else tables.before(statement.tables[0], point)
     columns = {} if before is None else {column.name.lower(): column for column in before.columns}
     return all(
-        one.name.lower() in columns and keeps_values(columns[one.name.lower()], one, strict=statement.strict)
-        for one in statement.modified
+        column.name.lower() in columns and keeps_values(columns[column.name.lower()], column, strict=statement.strict)
+        for column in statement.modified
     )
 
 

@@ -74,7 +74,7 @@ class LogAhead:
                 self._read_on(self._end)
             finally:
                 self._keep_from(after)
-        return (one for one in self._found if one.end > after and (until is None or one.end <= until))
+        return (placed for placed in self._found if placed.end > after and (until is None or placed.end <= until))
 
     def _read_on(self, begin: Position) -> None:
         kept_s = time.monotonic()
@@ -113,5 +113,5 @@ class LaterStatements:
         those that end there or before."""
         if until is not None and until <= after:
             return []
-        found = (one.statements[self._number] for one in self._ahead.of(after, fresh=fresh, until=until))
-        return [statement for statement in found if statement is not None]
+        statements = (placed.statements[self._number] for placed in self._ahead.of(after, fresh=fresh, until=until))
+        return [statement for statement in statements if statement is not None]

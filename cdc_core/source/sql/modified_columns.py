@@ -57,16 +57,16 @@ def modified_column(read: Reader) -> Column | None:
 
 def _arguments(read: Reader) -> str | None:
     """What is in the parentheses after a type, as INFORMATION_SCHEMA writes it; None for what it writes otherwise."""
-    found = []
+    arguments = []
     while not read.take_sign(")"):
         token = read.next()
         if token.kind is TokenKind.STRING and not {"'", "\\"} & set(token.text):
-            found.append(f"'{token.text}'")
+            arguments.append(f"'{token.text}'")
         elif token.kind is TokenKind.NUMBER or token.text == ",":
-            found.append(token.text)
+            arguments.append(token.text)
         else:
             return None
-    return "".join(found)
+    return "".join(arguments)
 
 
 def _skip_value(read: Reader) -> None:

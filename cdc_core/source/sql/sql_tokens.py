@@ -84,7 +84,7 @@ def placed_tokens(sql: str, sql_mode: int = 0, *, mariadb_code: bool = True) -> 
     pattern = _pattern(ansi_quotes=bool(sql_mode & ANSI_QUOTES), plain_backslash=bool(sql_mode & NO_BACKSLASH_ESCAPES))
     if not mariadb_code:
         sql = sql.replace(MARIADB_CODE, "/*M ")
-    found: list[tuple[Token, tuple[int, int]]] = []
+    placed: list[tuple[Token, tuple[int, int]]] = []
     for match in pattern.finditer(sql):
         group, text = match.lastgroup, match[0]
         if group in ("space", "comment", "code", "end"):
@@ -101,8 +101,8 @@ def placed_tokens(sql: str, sql_mode: int = 0, *, mariadb_code: bool = True) -> 
             token = Token(TokenKind.WORD, text)
         else:
             token = Token(TokenKind.SIGN, text)
-        found.append((token, match.span()))
-    return found
+        placed.append((token, match.span()))
+    return placed
 
 
 class Reader:
@@ -156,8 +156,8 @@ class Reader:
         if not self.peek().names:
             return None
         first = self.next().text
-        found = (first, self.next().text) if self.take_sign(".") else (database, first)
-        return found if is_known("".join(found)) else None
+        name = (first, self.next().text) if self.take_sign(".") else (database, first)
+        return name if is_known("".join(name)) else None
 
     def clauses(self) -> list[list[Token]]:
         """What is left, cut at the commas that stand in no parentheses."""

@@ -124,10 +124,10 @@ def classify(
     words = tokens(_GENERATED_DROP.sub(r"\1\2", text), sql_mode or 0, mariadb_code=mariadb)
     if lower_case:
         words = [replace(word, text=lower_cased(word.text)) if word.names else word for word in words]
-    found = _classify(words, lower_cased(database) if lower_case else database)
-    if found.modified and (sql_mode or 0) & STRICT:
-        found = replace(found, strict=True)
-    return replace(found, temporary=True) if temporary and found.verb == "TRUNCATE" else found
+    statement = _classify(words, lower_cased(database) if lower_case else database)
+    if statement.modified and (sql_mode or 0) & STRICT:
+        statement = replace(statement, strict=True)
+    return replace(statement, temporary=True) if temporary and statement.verb == "TRUNCATE" else statement
 
 
 _GENERATED_DROP = re.compile(
@@ -392,11 +392,11 @@ def _without_database(verb: str, name: str, unlogged: str = "") -> Statement:
 
 
 def _tables(read: Reader, database: str) -> tuple[TableName, ...] | None:
-    found: list[TableName] = []
+    names: list[TableName] = []
     while (table := read.table(database)) is not None:
-        found.append(table)
+        names.append(table)
         if not read.take_sign(","):
-            return tuple(found)
+            return tuple(names)
     return None
 
 
@@ -432,7 +432,7 @@ def _alter(read: Reader, database: str) -> Statement:
         if ignore:
             reason = "ALTER IGNORE drops rows that break a unique key"
         known = _known(table)
-        others = tuple(one for one in clauses.others if one is not None)
+        others = tuple(clause for clause in clauses.others if clause is not None)
         return Statement(
             Action.DEFINITION,
             "ALTER TABLE",
@@ -456,19 +456,19 @@ def _rename(read: Reader, database: str) -> Statement:
     if kind not in ("TABLE", "TABLES"):
         return Statement(Action.UNKNOWN, f"RENAME {kind}", tables=None)
     read.take("IF", "EXISTS")
-    found: list[TableName] = []
+    names: list[TableName] = []
     while (table := read.table(database)) is not None:
-        found.append(table)
+        names.append(table)
         if not read.take("NOWAIT") and read.take("WAIT"):
             read.next()
         if not (read.take("TO") or read.take_sign(",")):
             break
-    complete = read.done and len(found) % 2 == 0
-    vacates, passed = _left(found) if complete else ((), ())
+    complete = read.done and len(names) % 2 == 0
+    vacates, passed = _left(names) if complete else ((), ())
     return Statement(
         Action.DEFINITION,
         "RENAME TABLE",
-        tables=tuple(found) if complete else None,
+        tables=tuple(names) if complete else None,
         unlogged="rows now belong to a table of another name",
         vacates=vacates,
         passed=passed,
@@ -482,7 +482,7 @@ def _left(pairs: list[TableName]) -> tuple[tuple[TableName, ...], tuple[TableNam
     had = [old for i, old in enumerate(olds) if old not in news[:i]]
     last = {name: i for i, pair in enumerate(zip(olds, news, strict=True)) for name in pair}
     left = [name for name in dict.fromkeys(pairs) if olds[last[name]] == name]
-    return tuple(one for one in left if one in had), tuple(one for one in left if one not in had)
+    return tuple(name for name in left if name in had), tuple(name for name in left if name not in had)
 
 
 def _truncate(read: Reader, database: str) -> Statement:

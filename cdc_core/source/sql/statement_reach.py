@@ -99,9 +99,9 @@ class StatementReach:
             )
             return Reach(every, said.way)
         named = {
-            ".".join(one)
-            for one in said.written
-            if self._tables.captures(*one) and (databases is None or one[0] in databases)
+            ".".join(name)
+            for name in said.written
+            if self._tables.captures(*name) and (databases is None or name[0] in databases)
         }
         if statement.action is Action.UNKNOWN:  # it may be about a whole database
             named |= {word + EACH_TABLE for _, word in statement.names if self._tables.has_captured(word)}
@@ -146,7 +146,7 @@ class StatementReach:
             yield f"{'.'.join(called[0])} is a routine"
         if statement.action is Action.UNKNOWN and not kinds:
             yield "it names nothing that exists"
-        if written and not parse_grants([one for (one, *_) in self._ask("SHOW GRANTS")]).has("TRIGGER"):
+        if written and not parse_grants([grant for (grant, *_) in self._ask("SHOW GRANTS")]).has("TRIGGER"):
             yield f"the account may not see triggers of {'.'.join(written[0])} (GRANT TRIGGER ON *.*)"
         for name in written:
             if self._ask(_TRIGGERS, name):
@@ -170,10 +170,10 @@ class StatementReach:
 
     def _redefining(self, event: Event) -> Statement | None:
         """The statement of an event, if it may drop or redefine anything."""
-        found = read_statement(event, self.dialect).statement
-        if found.action not in (Action.DEFINITION, Action.UNKNOWN, Action.HARMLESS):
+        statement = read_statement(event, self.dialect).statement
+        if statement.action not in (Action.DEFINITION, Action.UNKNOWN, Action.HARMLESS):
             return None
-        return None if found.action is Action.HARMLESS and found.tables == () else found
+        return None if statement.action is Action.HARMLESS and statement.tables == () else statement
 
     # What the server has now
 
@@ -190,7 +190,8 @@ class StatementReach:
             if database not in _SYSTEM:
                 listed.setdefault(database, []).append(name)
         present = {
-            self._name(one, "")[0] for (one,) in self._ask("SELECT SCHEMA_NAME FROM INFORMATION_SCHEMA.SCHEMATA")
+            self._name(database, "")[0]
+            for (database,) in self._ask("SELECT SCHEMA_NAME FROM INFORMATION_SCHEMA.SCHEMATA")
         }
         return {
             self._name(database, name): kind

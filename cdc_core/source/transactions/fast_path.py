@@ -177,7 +177,7 @@ class FastPath:
         if not self._knows(events, _BEGINS) or framer.file != builder.begin.file:
             return ordinary.UNUSUAL
         base = order_key(builder.begin.timeline, file_number(framer.file), 0)
-        found = ordinary.take_transactions(
+        taken = ordinary.take_transactions(
             events,
             self._maps.columns_of(assembler.cascades.expected_flags),
             self._names,
@@ -189,17 +189,17 @@ class FastPath:
             builder.end,
             framing.CRC_TABLES,
         )
-        self._group = found.group
-        if found.reached == events.first:
-            return ordinary.UNUSUAL if found.why == ordinary.FULL else found.why
+        self._group = taken.group
+        if taken.reached == events.first:
+            return ordinary.UNUSUAL if taken.why == ordinary.FULL else taken.why
         for number in range(len(self._prefixes), int(self._names.used[0])):
             self._prefixes.append(_prefix(*self._names.rows[number].tolist()))
-        entries = ordinary.EntryArrays(*(column[: found.entries] for column in self._entries))
-        rows = self._row_events(framer, found.rows)
-        entry = self._rows.entry[: found.rows]
-        yield from block.extend(OrdinaryTransactions(entries, self._prefixes, rows, entry, found.left_out, found.end))
-        framer.buffer.consume(found.reached - events.first)
-        return found.why
+        entries = ordinary.EntryArrays(*(column[: taken.entries] for column in self._entries))
+        rows = self._row_events(framer, taken.rows)
+        entry = self._rows.entry[: taken.rows]
+        yield from block.extend(OrdinaryTransactions(entries, self._prefixes, rows, entry, taken.left_out, taken.end))
+        framer.buffer.consume(taken.reached - events.first)
+        return taken.why
 
     def _take_inside(self, framer: EventFramer) -> Generator[Block, None, bool]:
         """Takes ordinary events of the open group from the first framed event on; returns whether there were any."""
@@ -208,7 +208,7 @@ class FastPath:
         if inside is None or not self._knows(events, _OF_ROWS):
             return False
         next_ordinal, budget = inside
-        found = ordinary.take_row_events(
+        taken = ordinary.take_row_events(
             events,
             self._maps.columns_of(assembler.cascades.expected_flags),
             self._limits(budget),
@@ -218,19 +218,19 @@ class FastPath:
             *assembler.place.trace,
             framing.CRC_TABLES,
         )
-        if found.reached == events.first:
+        if taken.reached == events.first:
             return False
-        last = found.reached - 1
+        last = taken.reached - 1
         yield from assembler.extend_group(
-            self._row_events(framer, found.rows).copied(),
+            self._row_events(framer, taken.rows).copied(),
             self._maps.of_group(self._group),
-            events=found.reached - events.first,
-            ordinal=found.ordinal,
-            left_out=found.left_out,
-            trace=(found.trace, found.trace_crc),
+            events=taken.reached - events.first,
+            ordinal=taken.ordinal,
+            left_out=taken.left_out,
+            trace=(taken.trace, taken.trace_crc),
             end=int(events.start[last] + events.length[last]),
         )
-        framer.buffer.consume(found.reached - events.first)
+        framer.buffer.consume(taken.reached - events.first)
         return True
 
     def _knows(self, events: framing.FramedEvents, codes: frozenset[EventType]) -> bool:

@@ -55,9 +55,9 @@ class OpenGroup:
     def cascaded(self, tables: Iterable[tuple[str, str]]) -> None:
         """Foreign keys may have changed rows of these tables with what is in it."""
         for name in sorted(tables):
-            one = ".".join(name), Happened.CASCADED
-            if one not in self.happened:
-                self.happened.append(one)
+            event = ".".join(name), Happened.CASCADED
+            if event not in self.happened:
+                self.happened.append(event)
 
     @property
     def cascades(self) -> list[tuple[str, str]]:

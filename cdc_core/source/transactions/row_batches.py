@@ -109,7 +109,7 @@ class RowBatches:
         present = np.flatnonzero(np.bincount(kinds))
         # Tables and bitmaps are numbered in the order of their first use, as in `append`: the parts of a block come in
         # that order, which must not depend on which of the two methods added the rows.
-        for kind in sorted(present.tolist(), key=lambda one: int(np.argmax(kinds == one))):
+        for kind in sorted(present.tolist(), key=lambda kind: int(np.argmax(kinds == kind))):
             at, change = divmod(kind, 3)
             table = events.tables[at]
             number[at] = _number(self._tables, table)
@@ -201,8 +201,8 @@ class RowBatches:
         order = np.argsort(table, kind="stable")
         ends = np.cumsum(np.bincount(table, minlength=len(self._tables)))
         first = 0
-        for one, end in zip(self._tables, ends.tolist(), strict=True):
-            yield one, order[first:end]
+        for mapped, end in zip(self._tables, ends.tolist(), strict=True):
+            yield mapped, order[first:end]
             first = end
 
     def _images_of(self, table: MappedTable, events: Longs) -> RowImages:

@@ -118,9 +118,9 @@ class EventFramer:
 
     def ordinary(self) -> int:
         """How many ordinary events are framed and verified, before what only `next_event` can judge."""
-        known = self._format
+        description = self._format
         # The kernel must know whether events carry checksums, and has no place to stop at one before the start.
-        if known is None or self._wanted >= 0:
+        if description is None or self._wanted >= 0:
             return 0
         # What was begun or read already comes first: packets of a long event, the event after the proof.
         if self._long is not None or self._kept is not None:
@@ -129,7 +129,7 @@ class EventFramer:
         if not self.proven or self._proof.crossing:
             return 0
         before = self.offset
-        self.offset = self.buffer.frame(before, checked=known.checksum)
+        self.offset = self.buffer.frame(before, checked=description.checksum)
         if self.offset > before:
             self._after_format = self._repeats_head = False
         return len(self.buffer)
@@ -194,9 +194,9 @@ class EventFramer:
         last = events.buffer[end[numbers, None] + np.arange(-len(_BEGIN), 0)]
         begins = (last == _BEGIN).all(axis=1) & (code[numbers] == EventType.QUERY)
         begins &= length[numbers] >= HEADER_SIZE + len(_BEGIN) + events.checksum_size
-        found = [self._framed_event(events, events.first + number) for number in numbers[~begins].tolist()]
+        framed = [self._framed_event(events, events.first + number) for number in numbers[~begins].tolist()]
         self.buffer.consume(len(code))
-        return found
+        return framed
 
     def _framed(self) -> Event:
         """The first of the framed events."""

@@ -56,9 +56,9 @@ class LogConnection:
         files = binlog_files(self._answers.connection())
         self._reader = self._open(self._start.position, self._start.fingerprint, files)
 
-    def reader(self, place: Position, known: Fingerprint | None) -> LogReader | None:
+    def reader(self, place: Position, fingerprint: Fingerprint | None) -> LogReader | None:
         """Continues at a place, where the last whole transaction ended, if server and log are still the ones that were
-        read; None before the next attempt is due. known: of the log before the place.
+        read; None before the next attempt is due. fingerprint: of the log before the place.
 
         Raises what connect, require_available, require_free_server_id and LogReader do.
         """
@@ -67,7 +67,7 @@ class LogConnection:
             server_facts, files = facts(control), binlog_files(control)
             require_available(replace(self._start, position=place), files, server_facts, control, self._source)
             require_free_server_id(server_facts.without_replica(self._replica_host), self._source)
-            self._reader = self._open(place, known, files)
+            self._reader = self._open(place, fingerprint, files)
             log.info("%s: reconnected, continuing from %s", self._source.name, place)
         return self._reader
 
@@ -109,14 +109,14 @@ class LogConnection:
                 replica_identity.end_connection(self._answers.connection(), self._reader.connection_id)
         self.drop()
 
-    def _open(self, begin: Position, known: Fingerprint | None, files: Sequence[BinlogFile]) -> LogReader:
+    def _open(self, begin: Position, fingerprint: Fingerprint | None, files: Sequence[BinlogFile]) -> LogReader:
         """Opens the log if it is the known one. A log that cannot be read where it was read before is not; it is read
         twice, as bytes may be damaged in transit."""
         source = self._source
-        if known is not None and known.file not in [file.name for file in files]:
+        if fingerprint is not None and fingerprint.file not in [file.name for file in files]:
             # Of a file that ended right before us, purged since.
-            self._require_proven_by_gtids(begin, files, known)
-            known = None
+            self._require_proven_by_gtids(begin, files, fingerprint)
+            fingerprint = None
         for again in (True, False):
             try:
                 return LogReader(
@@ -124,21 +124,22 @@ class LogConnection:
                     begin,
                     source=source.name,
                     server_id=source.server_id,
-                    known=known,
+                    known=fingerprint,
                     heartbeat_s=source.heartbeat_s,
                     read_timeout_s=source.read_timeout_s,
                     host=self._replica_host,
                 )
             except (DamagedBytes, NoEventHere) as error:
-                if known is None:
+                if fingerprint is None:
                     raise
                 if not again:
                     raise source_faults.history_changed(
-                        f"{known.file} cannot be read from {known.begin} on: {error.what}", f"{source.name}, {begin}"
+                        f"{fingerprint.file} cannot be read from {fingerprint.begin} on: {error.what}",
+                        f"{source.name}, {begin}",
                     ) from error
         raise AssertionError("unreachable")
 
-    def _require_proven_by_gtids(self, begin: Position, files: Sequence[BinlogFile], known: Fingerprint) -> None:
+    def _require_proven_by_gtids(self, begin: Position, files: Sequence[BinlogFile], fingerprint: Fingerprint) -> None:
         """Where the file before us is gone, that ours says that exactly what was read was executed before it.
 
         Nothing else tells it from a file of the same name in a log that began again: its first event is not known.
@@ -149,8 +150,9 @@ class LogConnection:
         same = before.contains(read) and read.contains(before)
         if begin != checkpoint.position or not checkpoint.gtid_set or not same:
             raise source_faults.history_changed(
-                f"{known.file} is purged, so that it cannot be compared with what was read, and {begin.file} does not "
-                f"prove itself by GTIDs (before it {head.previous or 'none'}, read {checkpoint.gtid_set or 'none'})",
+                f"{fingerprint.file} is purged, so that it cannot be compared with what was read, and {begin.file} "
+                "does not prove itself by GTIDs "
+                f"(before it {head.previous or 'none'}, read {checkpoint.gtid_set or 'none'})",
                 f"{self._source.name}, {begin}",
             )
-        log.info("%s: %s is purged; %s is proven by its GTIDs", self._source.name, known.file, begin.file)
+        log.info("%s: %s is purged; %s is proven by its GTIDs", self._source.name, fingerprint.file, begin.file)

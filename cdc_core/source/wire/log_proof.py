@@ -17,15 +17,15 @@ class LogProof:
     file, offset: where reading must begin. crossing: the next events are in the file before that of `start`.
     """
 
-    def __init__(self, start: Position, source: str, known: Fingerprint | None) -> None:
+    def __init__(self, start: Position, source: str, fingerprint: Fingerprint | None) -> None:
         self.file, self.offset = start.file, start.offset
-        if known is not None and known.traced:
-            self.file, self.offset = known.file, known.begin
-        elif known is not None and known.file != start.file:
-            known = None
+        if fingerprint is not None and fingerprint.traced:
+            self.file, self.offset = fingerprint.file, fingerprint.begin
+        elif fingerprint is not None and fingerprint.file != start.file:
+            fingerprint = None
         self.crossing = self.file != start.file
         self._start = start
-        self._known = known
+        self._known = fingerprint
         self._crc = 0
         self._where = f"{source}, {start}"
 
@@ -36,29 +36,30 @@ class LogProof:
 
     def compare_format(self, file: str, format_crc: int) -> None:
         """A FORMAT_DESCRIPTION came for a file (event_headers.format_crc)."""
-        known = self._known
-        if known is None or known.file != file:
+        fingerprint = self._known
+        if fingerprint is None or fingerprint.file != file:
             return
-        if known.format_crc != format_crc:
+        if fingerprint.format_crc != format_crc:
             raise history_changed(f"{file} is not the file that was read", self._where)
-        if not known.traced:
+        if not fingerprint.traced:
             self._known = None
 
     def compare(self, event: Event) -> int:
         """An event of the trace. Once it proves the log: the offset from which events are passed on, else -1."""
-        known = self._known
-        assert known is not None
+        fingerprint = self._known
+        assert fingerprint is not None
         self._crc = folded(self._crc, crc_of(event))
         end = event.start + event.header.length
-        if end < known.end:
+        if end < fingerprint.end:
             return -1
-        if end > known.end or self._crc != known.crc:
+        if end > fingerprint.end or self._crc != fingerprint.crc:
             raise history_changed(
-                f"the events of {known.file} from {known.begin} to {known.end} are not the ones that were read",
+                f"the events of {fingerprint.file} from {fingerprint.begin} to {fingerprint.end} are not the ones "
+                "that were read",
                 self._where,
             )
         self._known = None
-        return self._start.offset if known.file == self._start.file else -1
+        return self._start.offset if fingerprint.file == self._start.file else -1
 
     def require_end(self, file: str) -> None:
         """An event came after the trace, in a file that should have ended with it."""

@@ -87,13 +87,13 @@ class LogReader:
         self._unread = known is not None
 
     def _open(self, server: connections.Server, server_id: int, heartbeat_s: float, host: str) -> pymysql.Connection:
-        asked = _STREAM.format(heartbeat_ns=int(heartbeat_s * 1e9))
+        statement = _STREAM.format(heartbeat_ns=int(heartbeat_s * 1e9))
         opened: list[pymysql.Connection] = []
 
         def connect(**_: object) -> pymysql.Connection:
             connection = connections.connect(server, where=self._source, read_timeout=self._read_timeout_s)
             opened.append(connection)
-            connection.query(asked)
+            connection.query(statement)
             if connections.is_mariadb(connection):
                 _ask_for_annotations(connection)
             if host:

@@ -99,7 +99,7 @@ def make_gates(places: Places, patience_s: float = 0.0) -> None:
                     create(cursor, database, (GATES,))
                     cursor.executemany(
                         f"INSERT IGNORE INTO {quote(database, GATES)} (table_name) VALUES (%s)",
-                        [(one,) for one in some],
+                        [(table,) for table in some],
                     )
             there = _triggers(cursor, tables)
             for place in tables:
@@ -139,8 +139,8 @@ def open_gates(places: Places, *, token: str = "", sparing: Collection[str] = ()
     """Lets everybody write again. token: opens only for whoever has closed with it. sparing: tokens that stay. Safe to
     repeat, also after half of it was done. Raises as make_gates."""
     change = "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))"
-    for one in [token] if token else {by for gate in gates_of(places) for by in gate.closed_by - set(sparing)}:
-        _update(places, lambda tokens, one=one: one in tokens, change, f",{one},")  # type: ignore[misc]
+    for closer in [token] if token else {by for gate in gates_of(places) for by in gate.closed_by - set(sparing)}:
+        _update(places, lambda tokens, closer=closer: closer in tokens, change, f",{closer},")  # type: ignore[misc]
 
 
 def _update(places: Places, among: Callable[[frozenset[str]], bool], change: str, *arguments: str) -> None:
@@ -148,7 +148,9 @@ def _update(places: Places, among: Callable[[frozenset[str]], bool], change: str
     for reference, tables in places.items():
         with _session(reference) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
-                names = [one for one, (tokens, _) in _rows(cursor, database).items() if one in some and among(tokens)]
+                names = [
+                    name for name, (tokens, _) in _rows(cursor, database).items() if name in some and among(tokens)
+                ]
                 if names:
                     cursor.execute(
                         f"UPDATE {quote(database, GATES)} SET {change} "
@@ -171,7 +173,7 @@ def drop_gates(places: Places) -> None:
 
 def gates_of(places: Places) -> list[Gate]:
     """The gates of the tables that are closed, or should be; of tables that are gone, none."""
-    found = []
+    gates = []
     for reference, tables in places.items():
         with _session(reference) as session, session.cursor() as cursor:
             rows = {
@@ -181,21 +183,21 @@ def gates_of(places: Places) -> list[Gate]:
                 if row[0] and table in some
             }
             triggers = _triggers(cursor, list(rows)) if rows else {}
-            found += [Gate(".".join(place), *rows[place], frozenset(events)) for place, events in triggers.items()]
-    return found
+            gates += [Gate(".".join(place), *rows[place], frozenset(events)) for place, events in triggers.items()]
+    return gates
 
 
 def gated_tables(places: Places) -> frozenset[str]:
     """The tables, `database.table`, that somebody has closed, whether writes get through or not."""
-    return frozenset(one.table for one in gates_of(places))
+    return frozenset(gate.table for gate in gates_of(places))
 
 
 def lost_gates(places: Places) -> DataAtRisk | None:
     """What is wrong where tables that an application has left take writes again (cutover.gates_gone)."""
-    lost = [one for one in gates_of(places) if not one.closed]
+    lost = [gate for gate in gates_of(places) if not gate.closed]
     if not lost:
         return None
-    names = some_of(sorted(one.table for one in lost), 3)
+    names = some_of(sorted(gate.table for gate in lost), 3)
     return DataAtRisk(
         f"A cutover has led the application away from {names}, and nothing keeps writes out of them: the gates were "
         "dropped, or a table was swapped for another one. Writes there are lost.",
@@ -219,7 +221,7 @@ def require_not_left(places: Places, *, but: str = "") -> None:
 
     but: a token whose gates do not count. Raises Refused (cutover.left_before), and target_faults' errors.
     """
-    gated = sorted(one.table for one in gates_of(places) if one.closed_by - {but})
+    gated = sorted(gate.table for gate in gates_of(places) if gate.closed_by - {but})
     if gated:
         raise Refused(
             f"The application would be led away from {counted(len(gated), 'table')} with closed gates: "
@@ -262,7 +264,7 @@ def _triggers(cursor: Any, tables: Sequence[Table]) -> dict[Table, dict[str, str
         f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA {among}", databases
     )
     there = {(str(database), str(table)) for database, table in cursor.fetchall()}
-    found: dict[Table, dict[str, str]] = {place: {} for place in tables if place in there}
+    triggers: dict[Table, dict[str, str]] = {place: {} for place in tables if place in there}
     cursor.execute(
         "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, TRIGGER_NAME, EVENT_MANIPULATION, ACTION_STATEMENT "
         f"FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA {among}",
@@ -270,9 +272,9 @@ def _triggers(cursor: Any, tables: Sequence[Table]) -> dict[Table, dict[str, str
     )
     for database, table, name, event, body in cursor.fetchall():
         place = (str(database), str(table))
-        if place in found and str(name).startswith(PREFIX) and _row_of(cursor.connection, place[1]) in str(body):
-            found[place][str(event).lower()] = str(name)
-    return found
+        if place in triggers and str(name).startswith(PREFIX) and _row_of(cursor.connection, place[1]) in str(body):
+            triggers[place][str(event).lower()] = str(name)
+    return triggers
 
 
 def _name(table: str, event: str) -> str:

@@ -126,7 +126,7 @@ def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> 
         try:
             # With checks off, MariaDB drops an index that a foreign key needs, and takes no row into its child table.
             cursor.execute(f"SET SESSION foreign_key_checks = 1, lock_wait_timeout = {DROP_WAIT_S}")
-            dropped = ", ".join(f"DROP INDEX {quote(one.name)}" for one in due)
+            dropped = ", ".join(f"DROP INDEX {quote(index.name)}" for index in due)
             cursor.execute(f"ALTER TABLE {quote(database, table)} {dropped}")
         except pymysql.err.MySQLError as error:
             if kind_of(error) is ErrorKind.GONE:
@@ -144,7 +144,9 @@ def _may_wait(cursor: Any, there: TableDefinition) -> tuple[DueIndex, ...]:
     cursor.execute(f"SHOW CREATE TABLE {quote(there.database, there.table)}")
     # Not splitlines: a comment may have characters that it takes for line ends. Servers escape those that end a line.
     lines = [line.strip(" ").removesuffix(",") for line in str(cursor.fetchone()[1]).split("\n")]
-    stays = [f"{one.kind} KEY {quote(one.name)} (" for one in there.indexes if one.kind not in ("BTREE", "FULLTEXT")]
+    stays = [
+        f"{index.kind} KEY {quote(index.name)} (" for index in there.indexes if index.kind not in ("BTREE", "FULLTEXT")
+    ]
     last = max((at for at, line in enumerate(lines) if line.startswith(tuple(stays))), default=-1)
     # The server's own words, so that the index is what it was in everything that no view of it shows.
     may_wait = {
@@ -152,10 +154,15 @@ def _may_wait(cursor: Any, there: TableDefinition) -> tuple[DueIndex, ...]:
         for index in there.indexes
         if not index.unique and index.kind == "BTREE" and all(part.column for part in index.parts)
     }
-    found = [(may_wait[one], line) for line in lines[last + 1 :] for one in may_wait if line.startswith(one)]
+    found = [
+        (may_wait[beginning], line)
+        for line in lines[last + 1 :]
+        for beginning in may_wait
+        if line.startswith(beginning)
+    ]
     names = {index.name for index, _ in found}
     stay = {_parts(index) for index in there.indexes if index.name not in names}
-    return tuple(DueIndex(one.name, _parts(one), line, _parts(one) not in stay) for one, line in found)
+    return tuple(DueIndex(index.name, _parts(index), line, _parts(index) not in stay) for index, line in found)
 
 
 def _parts(index: IndexDefinition) -> IndexParts:
@@ -175,7 +182,9 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
                 break
             _await_readers(cursor, quote(database, table))
             try:
-                _add(cursor, f"ALTER TABLE {quote(database, table)} {', '.join(f'ADD {one.sql}' for one in missing)}")
+                _add(
+                    cursor, f"ALTER TABLE {quote(database, table)} {', '.join(f'ADD {index.sql}' for index in missing)}"
+                )
                 log.info("%s.%s: %d indexes built", database, table, len(missing))
                 break
             except pymysql.err.MySQLError as error:
@@ -231,17 +240,17 @@ def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[Due
         return []
     names = {index.name.lower(): index for index in there.indexes}
     known = {_parts(index) for index in there.indexes if index.kind == "BTREE" and not index.hidden}
-    found = []
-    for one in due:
-        gone = [column for column, _, _ in one.parts if column not in there.by_name]
-        named = names.get(one.name.lower())
+    missing = []
+    for index in due:
+        gone = [column for column, _, _ in index.parts if column not in there.by_name]
+        named = names.get(index.name.lower())
         if gone:
-            log.warning("%s: its index %s is not built: the column %s is gone", there.name, one.name, gone[0])
-        elif named is not None and _parts(named) != one.parts:
-            log.warning("%s: its index is not built, since another one has its name: %s", there.name, one.sql)
-        elif named is None and not (one.alone and one.parts in known):
-            found.append(one)
-    return found
+            log.warning("%s: its index %s is not built: the column %s is gone", there.name, index.name, gone[0])
+        elif named is not None and _parts(named) != index.parts:
+            log.warning("%s: its index is not built, since another one has its name: %s", there.name, index.sql)
+        elif named is None and not (index.alone and index.parts in known):
+            missing.append(index)
+    return missing
 
 
 def build_due(tables: Iterable[IndexedTable]) -> None:
@@ -252,26 +261,26 @@ def build_due(tables: Iterable[IndexedTable]) -> None:
     if not listed:
         return
     with ThreadPoolExecutor(min(AT_ONCE, len(listed)), thread_name_prefix="indexes") as pool:
-        ahead = [pool.submit(_built_now_or_later, one) for one in listed]
+        ahead = [pool.submit(_built_now_or_later, table) for table in listed]
     for future in ahead:
         future.result()
 
 
-def _built_now_or_later(one: IndexedTable) -> None:
+def _built_now_or_later(table: IndexedTable) -> None:
     try:
-        with _alone(one) as connection:
-            build(connection, one.database, one.table)
+        with _alone(table) as connection:
+            build(connection, table.database, table.table)
     except TargetBusy as error:
-        log.warning("%s: its indexes are still due: %s", one.name, error.what)
+        log.warning("%s: its indexes are still due: %s", table.name, error.what)
 
 
 @contextmanager
-def _alone(one: IndexedTable, wait_s: int = 0) -> Iterator[pymysql.Connection[Any]]:
+def _alone(table: IndexedTable, wait_s: int = 0) -> Iterator[pymysql.Connection[Any]]:
     """A session with the lock of the table. Raises RetryLater (target.busy) if another one keeps it for longer."""
-    with altering_session(one.server, one.reference) as connection, connection.cursor() as cursor:
+    with altering_session(table.server, table.reference) as connection, connection.cursor() as cursor:
         # Of a process that is stopped, the lock must not keep everybody from writing.
         cursor.execute(f"SET SESSION wait_timeout = {IDLE_S}")
-        with tables_locked(cursor, [one.name], wait_s=wait_s):
+        with tables_locked(cursor, [table.name], wait_s=wait_s):
             yield connection
 
 
@@ -293,13 +302,13 @@ def built_after(tables: Sequence[IndexedTable]) -> Iterator[None]:
     _built_quietly(waiting)
 
 
-def _postponed(one: IndexedTable) -> bool:
+def _postponed(table: IndexedTable) -> bool:
     """Whether indexes are due now, or may be."""
     try:
-        with _alone(one) as connection:
-            return postpone(connection, one.database, one.table)
+        with _alone(table) as connection:
+            return postpone(connection, table.database, table.table)
     except LockstepError as error:
-        log.info("%s: its indexes do not wait for the load: %s", one.name, error)
+        log.info("%s: its indexes do not wait for the load: %s", table.name, error)
         return not isinstance(error, TargetBusy)
 
 
@@ -317,7 +326,7 @@ Places = Mapping[str, Sequence[tuple[str, str]]]
 def with_due(places: Places, *, later: bool = False) -> list[IndexedTable]:
     """Those of the tables that have indexes that are due; later: or that may be. Raises what connecting raises, and
     what target_faults makes of the servers' errors."""
-    found = []
+    indexed = []
     for reference, tables in places.items():
         server = resolve(reference)
         with asking_session(server, reference) as connection, connection.cursor() as cursor:
@@ -325,8 +334,8 @@ def with_due(places: Places, *, later: bool = False) -> list[IndexedTable]:
         for database, table in tables:
             due = states[database].get(table, NOTHING).due
             if due or (later and due is not None):
-                found.append(IndexedTable(server, reference, database, table))
-    return found
+                indexed.append(IndexedTable(server, reference, database, table))
+    return indexed
 
 
 def settle(places: Places) -> None:

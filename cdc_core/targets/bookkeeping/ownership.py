@@ -68,12 +68,12 @@ def holding(connection: SafeConnection, database: str, tables: Sequence[str], th
     found: set[str] = set()
     with connection.cursor() as cursor:
         for at in range(0, len(tables), _ASKED):
-            asked = [
+            queries = [
                 f"SELECT {number} WHERE EXISTS(SELECT 1 FROM {place}{where})"
                 for number, table in enumerate(tables[at : at + _ASKED], at)
                 for place, where in _left(database, table, there).items()
             ]
-            cursor.execute(" UNION ALL ".join(asked))
+            cursor.execute(" UNION ALL ".join(queries))
             found |= {tables[number] for (number,) in cursor.fetchall()}
     return found
 
@@ -112,11 +112,11 @@ def take(target: MysqlTarget, tables: Collection[PlacedTable], writer: Writer) -
     """Notes that the writer may write to tables, which come with their logical names. If the target says `replace`, it
     first empties those that the writer has never written and brings as a whole. Safe to repeat, and beside others that
     do the same. Raises Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
-    for reference, mine in by_server(target, tables):
+    for reference, placed in by_server(target, tables):
         with altering_session(resolve(reference), reference) as connection, connection.cursor() as cursor:
-            for database in dict.fromkeys(place.database for _, place in mine):
+            for database in dict.fromkeys(place.database for _, place in placed):
                 create(cursor, database, (STATES,))
-            for logical, place in mine:
+            for logical, place in placed:
                 empties = target.existing == "replace" and not (writer.owns(logical) or logical in writer.in_part)
                 with tables_locked(cursor, [place.name]):
                     _take(connection, cursor, place, writer, empties=empties)

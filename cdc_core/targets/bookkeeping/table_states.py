@@ -242,12 +242,12 @@ PlacedState = tuple[str, ShardTable, TableState]
 def states(target: MysqlTarget, logical: Collection[str]) -> list[PlacedState]:
     """The states of the physical tables of the logical ones. Raises what connections.connect raises, and what
     target_faults makes of the servers' errors."""
-    found: list[PlacedState] = []
+    placed_states: list[PlacedState] = []
     for reference, tables in by_server(target, placed_tables(target, logical)):
         with asking_session(resolve(reference), reference) as connection, connection.cursor() as cursor:
-            known = {database: states_in(cursor, database) for database in {place.database for _, place in tables}}
-        found += [(name, place, known[place.database].get(place.table, NOTHING)) for name, place in tables]
-    return found
+            states_of = {database: states_in(cursor, database) for database in {place.database for _, place in tables}}
+        placed_states += [(name, place, states_of[place.database].get(place.table, NOTHING)) for name, place in tables]
+    return placed_states
 
 
 def change_states(
@@ -258,12 +258,14 @@ def change_states(
     not end, and as `states`."""
     for cursor, database, tables in alone(target, logical):
         with translating(database):
-            known = states_in(cursor, database)
-            changes = [(name, place, change(name, place, known.get(place.table, NOTHING))) for name, place in tables]
+            states_of = states_in(cursor, database)
+            changes = [
+                (name, place, change(name, place, states_of.get(place.table, NOTHING))) for name, place in tables
+            ]
             if any(after is not None for _, _, after in changes):
                 create(cursor, database, (STATES,))
             for name, place, after in changes:
-                before = known.get(place.table)
+                before = states_of.get(place.table)
                 if after is not None:
                     note(cursor, database, place.table, before, after)
                 yield name, place, after or before or NOTHING

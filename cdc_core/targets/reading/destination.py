@@ -136,14 +136,14 @@ class TableUse:
         """Why the state of a table refuses it. new: the table has no rows, or loses them."""
         if not self.writing:
             return []
-        found: list[LockstepError] = []
+        errors: list[LockstepError] = []
         fence = state.fence
         barred = fence is not None and fence.keeps_out(self.pipeline)
         if fence is not None and barred and not (self.let_in and fence.waits_for(self.pipeline)):
-            found.append(fenced(place.name, fence.note))
+            errors.append(fenced(place.name, fence.note))
         if not new and state.placement not in (None, place.placement):
-            found.append(misplaced(place.name, str(state.placement), place.placement))
-        return found
+            errors.append(misplaced(place.name, str(state.placement), place.placement))
+        return errors
 
 
 def open_destination(
@@ -259,7 +259,7 @@ def prepared_destinations(survey: TargetSurvey, destinations: Sequence[Destinati
                 lacking.setdefault(place, {})[shard.facts.table] = shard
     if not lacking:
         return list(destinations)
-    known: dict[tuple[int, str, str], TableFacts] = {}
+    facts_of: dict[tuple[int, str, str], TableFacts] = {}
     with ThreadPoolExecutor(PREPARING_SESSIONS, thread_name_prefix="prepare") as pool:
         ahead = []
         for (number, database), by_table in lacking.items():
@@ -268,9 +268,9 @@ def prepared_destinations(survey: TargetSurvey, destinations: Sequence[Destinati
                 several = shards[at::PREPARING_SESSIONS]
                 ahead.append((number, database, pool.submit(_prepare, several, survey.target.connections[number])))
     for number, database, future in ahead:
-        known |= {(number, database, facts.table): facts for facts in future.result()}
+        facts_of |= {(number, database, facts.table): facts for facts in future.result()}
     return [
-        replace(destination, shards=tuple(_with_facts(shard, known) for shard in destination.shards))
+        replace(destination, shards=tuple(_with_facts(shard, facts_of) for shard in destination.shards))
         for destination in destinations
     ]
 
@@ -290,8 +290,8 @@ def _prepare(shards: Sequence[Shard], reference: str) -> list[TableFacts]:
         return prepare_several(connection, [shard.facts for shard in shards])
 
 
-def _with_facts(shard: Shard, known: Mapping[tuple[int, str, str], TableFacts]) -> Shard:
-    facts = known.get((shard.table.connection, shard.table.database, shard.facts.table))
+def _with_facts(shard: Shard, facts_of: Mapping[tuple[int, str, str], TableFacts]) -> Shard:
+    facts = facts_of.get((shard.table.connection, shard.table.database, shard.facts.table))
     return shard if facts is None else replace(shard, facts=facts)
 
 
@@ -425,10 +425,10 @@ def _inspect(
         return
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
-        known = survey.database(number, database)
-        found = {place.table: known.facts[place.table] for place in here if place.table in known.facts}
+        surveyed = survey.database(number, database)
+        facts_of = {place.table: surveyed.facts[place.table] for place in here if place.table in surveyed.facts}
         for place in here:
-            facts = found.get(place.table)
+            facts = facts_of.get(place.table)
             for schema in demands.schemas[: None if facts else 1]:
                 problems += table_problems(
                     facts,
@@ -447,32 +447,32 @@ def _inspect(
                     keyless=not demands.key,
                     beside=bool(demands.key) and demands.rule.guard.store == "table",
                 )
-                fence = known.states.get(place.table, NOTHING).fence
+                fence = surveyed.states.get(place.table, NOTHING).fence
                 if facts.beside and fence is not None and use.is_let_through(fence):
                     facts = _without_versions(facts)
-                found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
-        problems += [known.unsound[table] for table in found if table in known.unsound]
+                facts_of[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
+        problems += [surveyed.unsound[table] for table in facts_of if table in surveyed.unsound]
         lacking = survey.lacking(number, database, where=where)
-        sound = [one for name, one in found.items() if name not in known.unsound]
-        bare = [one for one in sound if not (one.versioned or one.beside or one.keyless)]
+        sound = [table for name, table in facts_of.items() if name not in surveyed.unsound]
+        bare = [table for table in sound if not (table.versioned or table.beside or table.keyless)]
         if bare and not may_alter(connection, bare[0], where=where):
             lacking = tuple(privilege for privilege in PRIVILEGES if privilege in (*lacking, "ALTER"))
         if lacking:
             with connection.cursor() as cursor:
                 problems.append(lacks(cursor, database, lacking, where=where))
-        states = {place.table: known.states.get(place.table, NOTHING) for place in here}
+        states = {place.table: surveyed.states.get(place.table, NOTHING) for place in here}
         strange = {table for table, state in states.items() if not use.owns(demands.logical, state)}
-        asked = [] if lacking else sorted(strange & found.keys())
-        held = holding(connection, database, asked, known.ours)
+        asked = [] if lacking else sorted(strange & facts_of.keys())
+        held = holding(connection, database, asked, surveyed.ours)
         for place in here:
             new = place.table in strange and (place.table not in held or survey.target.existing == "replace")
             problems += use.problems_of(place, states[place.table], new=new)
             if place.table in held and use.owner is not None:
                 _collect(problems, require_answer, survey.target, use.owner, demands.logical, place.name)
-            if place.table not in found:
+            if place.table not in facts_of:
                 continue
-            facts = found[place.table]
-            _collect(problems, require_store, connection, facts, known.ours)
+            facts = facts_of[place.table]
+            _collect(problems, require_store, connection, facts, surveyed.ours)
             yield place, facts, use.owner is None or use.owner.is_in(states[place.table])
 
 

@@ -168,7 +168,7 @@ class _Expectation:
         index, sets = lacking(rows)
         self._shape = np.asarray(index.fill_null(len(sets)))
         self._lacking = [
-            np.array([*(name in absent for absent in sets), False]) if any(name in one for one in sets) else None
+            np.array([*(name in absent for absent in sets), False]) if any(name in names for names in sets) else None
             for name in layout.columns
         ]
 

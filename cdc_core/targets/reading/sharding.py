@@ -164,12 +164,12 @@ def shard_function(sharding: Sharding) -> Callable[[pa.Array, int], Any]:
     """The function that `python` names. Raises Refused (config.function) when it cannot be loaded."""
     reference = sharding.python or ""
     try:
-        found = EntryPoint(reference, reference, "lockstep.shard").load()
+        function = EntryPoint(reference, reference, "lockstep.shard").load()
     except (ImportError, AttributeError) as error:
         raise _bad_function(sharding, f"cannot be loaded: {error}") from None
-    if not callable(found):
+    if not callable(function):
         raise _bad_function(sharding, "is not a function")
-    return cast("Callable[[pa.Array, int], Any]", found)
+    return cast("Callable[[pa.Array, int], Any]", function)
 
 
 _WITHOUT_UNSIGNED = {
@@ -242,16 +242,16 @@ def shard_tables(target: MysqlTarget, logical: str) -> tuple[ShardTable, ...]:
             code="config.invalid",
             remedy="give one connection for all databases, or one for each database number in order",
         )
-    found = tuple(_named(target, logical, rule))
-    names = {(one.connection, one.name) for one in found}
-    if len(names) < len(found):
+    tables = tuple(_named(target, logical, rule))
+    names = {(table.connection, table.name) for table in tables}
+    if len(names) < len(tables):
         raise UsageError(
-            f"{len(found)} shards of {logical!r} have only {len(names)} different table names.",
+            f"{len(tables)} shards of {logical!r} have only {len(names)} different table names.",
             where=f"targets.{target.name}.tables",
             code="config.invalid",
             remedy="use {d} in `database` and {t} in `table`, so that each shard has a table of its own",
         )
-    return found
+    return tables
 
 
 def require_apart(target: MysqlTarget, logicals: Iterable[str]) -> None:

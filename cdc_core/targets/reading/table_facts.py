@@ -144,9 +144,9 @@ def table_problems(
             )
         ]
     new_key = _new_key(facts, key, schema, mariadb=mariadb) if key else None
-    found: list[LockstepError] = [*_key_problems(facts, key, new_key)] if key else []
+    problems: list[LockstepError] = [*_key_problems(facts, key, new_key)] if key else []
     settled = frozenset() if new_key is None else new_key.columns
-    in_key, at = {one.lower() for one in key}, "FIRST"
+    in_key, at = {column.lower() for column in key}, "FIRST"
     for column in schema.columns:
         if column.name.lower() == VERSION_COLUMN or column.name.lower() in settled:
             continue  # the former of a source that is itself a target (loaded_columns)
@@ -164,29 +164,30 @@ def table_problems(
             mariadb=mariadb,
         )
         if problem is not None:
-            found.append(problem)
+            problems.append(problem)
         if problem is not None or there is not None:
             at = f"AFTER {quote(column.name)}"
-    known = {column.name.lower() for column in schema.columns}
-    for one in facts.columns:
-        unknown = one.name.lower() not in known and one.name.lower() not in settled
-        if unknown and not one.optional and one.name != VERSION_COLUMN:
-            found.append(
+    names = {column.name.lower() for column in schema.columns}
+    for definition in facts.columns:
+        unknown = definition.name.lower() not in names and definition.name.lower() not in settled
+        if unknown and not definition.optional and definition.name != VERSION_COLUMN:
+            problems.append(
                 ColumnsMissing(
-                    f"The target's column {one.name} is NOT NULL without a default, and the source has no such column.",
+                    f"The target's column {definition.name} is NOT NULL without a default, "
+                    "and the source has no such column.",
                     where=name,
-                    remedy=_optional(facts, one),
+                    remedy=_optional(facts, definition),
                 )
             )
-    if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
-        found.append(
+    if freshness is not None and not (freshness.lower() in names and freshness.lower() in facts.by_name):
+        problems.append(
             ColumnsMissing(
                 f"The freshness column {freshness!r} is not a column of both {schema.name} and {facts.name}.",
                 where=name,
                 remedy="name a column of the source in targets.*.tables.*.freshness, or leave the key out",
             )
         )
-    return found
+    return problems
 
 
 def _optional(facts: TableFacts, column: ColumnDefinition) -> str:
@@ -220,7 +221,9 @@ def _new_key(facts: TableFacts, key: Sequence[str], schema: TableSchema, *, mari
     ]
     if any(column.optional for column in gone) or not primary.whole:
         return None
-    added = [source[one.lower()] for one in key if one.lower() in source and one.lower() not in facts.by_name]
+    added = [
+        source[column.lower()] for column in key if column.lower() in source and column.lower() not in facts.by_name
+    ]
     clauses = [
         *(f"ADD COLUMN {column_definition(column, mariadb=mariadb)}" for column in added),
         f"DROP PRIMARY KEY, ADD PRIMARY KEY ({', '.join(map(quote, key))})",
@@ -229,13 +232,13 @@ def _new_key(facts: TableFacts, key: Sequence[str], schema: TableSchema, *, mari
     return _NewKey(
         former=", ".join(part.column for part in primary.parts),
         clauses=", ".join(clauses),
-        columns=frozenset([*(one.name.lower() for one in added), *(one.name.lower() for one in gone)]),
+        columns=frozenset([*(column.name.lower() for column in added), *(column.name.lower() for column in gone)]),
         emptied=bool(added),
     )
 
 
 def _has_key(facts: TableFacts, key: Sequence[str]) -> bool:
-    wanted = frozenset(one.lower() for one in key)
+    wanted = frozenset(column.lower() for column in key)
     return any(unique.whole and frozenset(unique.columns) == wanted for unique in facts.unique_keys)
 
 
@@ -253,8 +256,8 @@ def _key_problems(facts: TableFacts, key: Sequence[str], new: _NewKey | None) ->
                     "unless its copy is pending"
                 )
         yield ColumnsMissing(f"{what}.", where=facts.name, remedy=remedy)
-    for one in key:
-        column = facts.by_name.get(one.lower())
+    for name in key:
+        column = facts.by_name.get(name.lower())
         if column is not None and column.nullable:
             yield ColumnsMissing(
                 f"The key column {column.name} of {facts.name} may be null, and nulls are never equal.",

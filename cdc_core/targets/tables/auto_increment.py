@@ -28,8 +28,8 @@ def meeting_counters(places: Sequence[Place]) -> tuple[str, ...]:
         with altering_session(resolve(reference), reference) as session, session.cursor() as cursor:
             cursor.execute("SELECT @@GLOBAL.auto_increment_increment, @@GLOBAL.auto_increment_offset")
             step, offset = cursor.fetchone() or (1, 1)
-            for database in dict.fromkeys(one for server, one, _ in places if server == reference):
-                tables = [table for server, one, table in places if (server, one) == (reference, database)]
+            for database in dict.fromkeys(database for server, database, _ in places if server == reference):
+                tables = [table for server, name, table in places if (server, name) == (reference, database)]
                 facts = table_facts(session, database, tables)
                 steps |= {
                     (reference, fact.name): (fact.name, int(step), int(offset))

@@ -159,7 +159,7 @@ class _Plan:
     def table(self, *, versioned: bool) -> PlannedTable:
         columns = self._agreed()
         made = tuple(self._column(column) for column in columns if column.name.lower() != VERSION_COLUMN)
-        indexes = tuple(self._indexes({one.name.lower(): one for one in made}))
+        indexes = tuple(self._indexes({column.name.lower(): column for column in made}))
         self._note_left_out()
         collation = ""
         if self.first is not None and self.first.collation:
@@ -195,8 +195,8 @@ class _Plan:
             lacking = len(uses) < len(self.origins)
             if lacking and column.name.lower() not in self.in_key:
                 self.note(f"the column {column.name} is not in every source table: it allows NULL")
-            nullable = lacking or any(one.nullable for _, one in uses)
-            agreed.append(replace(column, nullable=nullable, generated=all(one.generated for _, one in uses)))
+            nullable = lacking or any(used.nullable for _, used in uses)
+            agreed.append(replace(column, nullable=nullable, generated=all(used.generated for _, used in uses)))
         if differ:
             raise Refused(
                 f"The source tables of {self.logical!r} have different columns: {'; '.join(dict.fromkeys(differ))}.",
@@ -260,8 +260,8 @@ class _Plan:
         """The source's definition of the column, if no rule of the pipeline has changed its values or its type."""
         if self.first is None or column.name.lower() in self.origins[0].masked:
             return None
-        found = self.first.by_name.get(column.name.lower())
-        return found if found is not None and found.type == column.type else None
+        definition = self.first.by_name.get(column.name.lower())
+        return definition if definition is not None and definition.type == column.type else None
 
     def _type(self, column: Column, *, apart: bool) -> ColumnType:
         kind = type_pairs.native(column.type, mariadb=self.dialect.mariadb)
@@ -321,8 +321,8 @@ class _Plan:
         if theirs.default == NOW and kind.base in ("datetime", "timestamp"):
             return "CURRENT_TIMESTAMP" + (f"({kind.fsp})" if kind.fsp else ""), NOW
         if theirs.default == LITERAL:
-            known = self.origins[0].literals or {}
-            value = known.get(column.name)
+            literals = self.origins[0].literals or {}
+            value = literals.get(column.name)
             if value is not None and kind.base not in GEOMETRY_BASES:
                 sql = default_literal(value, column.type)
                 large = kind.base in LARGE_OR_JSON and not self.dialect.mariadb
@@ -383,7 +383,10 @@ class _Plan:
                 return f"the column {part.column} may be null or is not a geometry"
             if index.kind == "FULLTEXT" and column.type.collation != column.source.collation and len(index.parts) > 1:
                 return "its columns have other collations on the target"
-            long = sum(_index_bytes(columns.get(one.column.lower()), one.prefix) for one in index.parts) > _INDEX_BYTES
+            long = (
+                sum(_index_bytes(columns.get(indexed.column.lower()), indexed.prefix) for indexed in index.parts)
+                > _INDEX_BYTES
+            )
             large = (column.type.base in LARGE_OR_JSON or long) and index.kind != "FULLTEXT"
             if large and part.prefix is None and not (self.dialect.mariadb and index.unique and self.alone):
                 return f"the whole {part.column} cannot be in an ordinary index"

@@ -57,4 +57,4 @@ def _end(columns: Sequence[pa.Array], end: str) -> Key:
     if not others:
         return (value.as_py(),)
     there = pc.equal(first, value)
-    return (value.as_py(), *_end([one.filter(there) for one in others], end))
+    return (value.as_py(), *_end([array.filter(there) for array in others], end))

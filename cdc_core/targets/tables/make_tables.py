@@ -74,8 +74,12 @@ class Actions:
     alter: bool = False
     dry: bool = False
 
-    def does(self, logical: str, one: TableDifference) -> bool:
-        return one.safe and bool(one.alter) and (self.alter or (bool(one.column) and logical in self.add))
+    def does(self, logical: str, difference: TableDifference) -> bool:
+        return (
+            difference.safe
+            and bool(difference.alter)
+            and (self.alter or (bool(difference.column) and logical in self.add))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,9 @@ class _Options:
     made: Callable[[MadeTable], None]
     results: list[MadeTable] = field(default_factory=list)
 
-    def add(self, one: MadeTable) -> None:
-        self.results.append(one)
-        self.made(one)
+    def add(self, table: MadeTable) -> None:
+        self.results.append(table)
+        self.made(table)
 
 
 def _unknown(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
@@ -120,7 +124,7 @@ def make_tables(
     actions: Actions,
     *,
     literals_of: LiteralsOf = _unknown,
-    made: Callable[[MadeTable], None] = lambda one: None,
+    made: Callable[[MadeTable], None] = lambda table: None,
 ) -> list[MadeTable]:
     """Makes the tables of these logical tables. made: is called after each one.
 
@@ -130,25 +134,25 @@ def make_tables(
     tables = list(by_server(target, placed_tables(target, wanted)))
     if not actions.dry:
         places: dict[str, list[tuple[str, str]]] = {}
-        for reference, mine in tables:
-            places.setdefault(reference, []).extend((place.database, place.table) for _, place in mine)
+        for reference, placed in tables:
+            places.setdefault(reference, []).extend((place.database, place.table) for _, place in placed)
         build_due(with_due(places))
     options = _Options(target, wanted, actions, literals_of, made)
-    for reference, mine in tables:
+    for reference, placed in tables:
         with altering_session(resolve(reference), reference) as connection:
-            _on_server(connection, mine, options)
+            _on_server(connection, placed, options)
     return options.results
 
 
 def missing_tables(target: MysqlTarget, logicals: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Those of the logical tables of which physical tables do not exist, and these."""
     found: dict[str, tuple[str, ...]] = {}
-    for reference, mine in by_server(target, placed_tables(target, logicals)):
+    for reference, placed in by_server(target, placed_tables(target, logicals)):
         with asking_session(resolve(reference), reference) as connection:
-            there = _existing(connection, {one.database for _, one in mine})
-        for logical, one in mine:
-            if (one.database, one.table) not in there:
-                found[logical] = (*found.get(logical, ()), one.name)
+            there = _existing(connection, {table.database for _, table in placed})
+        for logical, table in placed:
+            if (table.database, table.table) not in there:
+                found[logical] = (*found.get(logical, ()), table.name)
     return found
 
 
@@ -213,10 +217,10 @@ def _failing(options: _Options, logical: str, place: ShardTable, plan: PlannedTa
     try:
         yield
     except pymysql.err.MySQLError as error:
-        found = _refused(error, place.name)
-        if found.retriable:
-            raise found from None
-        options.add(MadeTable(logical, place.name, "missing", notes=plan.notes, error=found))
+        refused = _refused(error, place.name)
+        if refused.retriable:
+            raise refused from None
+        options.add(MadeTable(logical, place.name, "missing", notes=plan.notes, error=refused))
 
 
 def _refused(error: pymysql.err.MySQLError, where: str) -> LockstepError:
@@ -300,11 +304,11 @@ def _prepare(
         assert rule is not None
         key = options.wanted[logical].key
         error = None
-        found = facts.get(place.table)
-        if found is not None:  # otherwise another has dropped it
+        there = facts.get(place.table)
+        if there is not None:  # otherwise another has dropped it
             beside = bool(key) and rule.guard.store == "table"
             try:
-                prepare(connection, replace(found, key=key, keyless=not key, beside=beside))
+                prepare(connection, replace(there, key=key, keyless=not key, beside=beside))
             except LockstepError as refused:
                 if refused.retriable:
                     raise
@@ -328,9 +332,11 @@ def _existing_table(
     if renamed:
         definition = read_definitions(connection, definition.database, [definition.table])[definition.table]
     there = _state(connection, definition, options, plan)
-    found = differences(plan, there)
-    taken = [one for one in found if actions.does(logical, one) and (whole or one.column)]
-    statements: Sequence[str] = [alter_sql(definition.database, definition.table, one) for one in taken]
+    differing = differences(plan, there)
+    taken = [
+        difference for difference in differing if actions.does(logical, difference) and (whole or difference.column)
+    ]
+    statements: Sequence[str] = [alter_sql(definition.database, definition.table, difference) for difference in taken]
     error = None
     if taken and not actions.dry:
         try:
@@ -342,9 +348,12 @@ def _existing_table(
             if error.retriable:
                 raise error from None
         again = read_definitions(connection, definition.database, [definition.table]).get(definition.table)
-        found = differences(plan, _state(connection, again, options, plan)) if again else found
-    left = [one for one in found if not (actions.dry and one in taken)]
-    shown = tuple((one, alter_sql(definition.database, definition.table, one) if one.alter else "") for one in left)
+        differing = differences(plan, _state(connection, again, options, plan)) if again else differing
+    left = [difference for difference in differing if not (actions.dry and difference in taken)]
+    shown = tuple(
+        (difference, alter_sql(definition.database, definition.table, difference) if difference.alter else "")
+        for difference in left
+    )
     state = "altered" if (taken or renamed) and error is None and not actions.dry else "exists"
     return MadeTable(logical, definition.name, state, (*renamed, *statements), shown, plan.notes, error)
 
@@ -377,7 +386,7 @@ def _with_due(made: MadeTable, due: Sequence[DueIndex]) -> MadeTable:
     """due: indexes that still are, after they were built where that was possible."""
     if not due:
         return made
-    names = ", ".join(one.name for one in due)
+    names = ", ".join(index.name for index in due)
     what = f"the indexes {names} are due: the next run builds them, or `lockstep target create` without --dry-run"
     return replace(made, differences=((TableDifference(what), ""), *made.differences))
 

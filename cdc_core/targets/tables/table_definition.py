@@ -158,11 +158,11 @@ def read_definitions(
     with suppress(pymysql.err.MySQLError):  # no such view before MariaDB 11.4
         if mariadb:
             periods = _grouped(reader.rows("PERIODS", "TABLE_SCHEMA", "TABLE_NAME"), "TABLE_NAME")
-    found = {}
+    definitions = {}
     for name, row in listed.items():
         if row["TABLE_TYPE"] not in ("BASE TABLE", "SYSTEM VERSIONED") or name not in columns:
             continue
-        found[name] = TableDefinition(
+        definitions[name] = TableDefinition(
             database,
             name,
             columns[name],
@@ -182,7 +182,7 @@ def read_definitions(
             mariadb,
             tuple(str(period["PERIOD"]) for period in periods.get(name, ()) if period["PERIOD"] != "SYSTEM_TIME"),
         )
-    return found
+    return definitions
 
 
 Row = Mapping[str, Any]
@@ -200,20 +200,20 @@ class DefinitionReader:
         mariadb = is_mariadb(self.connection)
         rows = self.rows("COLUMNS", "TABLE_SCHEMA", "TABLE_NAME", "ORDINAL_POSITION")
         return {
-            table: tuple(_column(row, mariadb=mariadb) for row in mine)
-            for table, mine in _grouped(rows, "TABLE_NAME").items()
+            table: tuple(_column(row, mariadb=mariadb) for row in of_table)
+            for table, of_table in _grouped(rows, "TABLE_NAME").items()
         }
 
     def indexes(self, columns: str = "*") -> dict[str, tuple[IndexDefinition, ...]]:
         """columns: of the view."""
         rows = self.rows("STATISTICS", "TABLE_SCHEMA", "TABLE_NAME", "INDEX_NAME", "SEQ_IN_INDEX", columns=columns)
-        return {table: tuple(_indexes(mine)) for table, mine in _grouped(rows, "TABLE_NAME").items()}
+        return {table: tuple(_indexes(of_table)) for table, of_table in _grouped(rows, "TABLE_NAME").items()}
 
     def triggers(self) -> dict[str, tuple[str, ...]]:
         rows = self.rows("TRIGGERS", "TRIGGER_SCHEMA", "EVENT_OBJECT_TABLE")
         return {
-            table: tuple(sorted(str(row["TRIGGER_NAME"]) for row in mine))
-            for table, mine in _grouped(rows, "EVENT_OBJECT_TABLE").items()
+            table: tuple(sorted(str(row["TRIGGER_NAME"]) for row in of_table))
+            for table, of_table in _grouped(rows, "EVENT_OBJECT_TABLE").items()
         }
 
     def rows(self, view: str, database: str, table: str, *order: str, columns: str = "*") -> list[Row]:
@@ -228,7 +228,7 @@ class DefinitionReader:
     def query(self, sql: str, arguments: Sequence[str]) -> list[Row]:
         with self.connection.cursor() as cursor:
             cursor.execute(sql, arguments)
-            names = [one[0].upper() for one in cursor.description]
+            names = [column[0].upper() for column in cursor.description]
             return [
                 {
                     name: value.decode() if isinstance(value, bytes) else value
@@ -240,8 +240,8 @@ class DefinitionReader:
 
 def _foreign_keys(reader: DefinitionReader) -> list[Row]:
     """From the view in which MariaDB shows them to an account that may only SELECT, too."""
-    found = reader.rows("KEY_COLUMN_USAGE", "TABLE_SCHEMA", "TABLE_NAME", "CONSTRAINT_NAME")
-    named = {(row["TABLE_NAME"], row["CONSTRAINT_NAME"]): row for row in found if row["REFERENCED_TABLE_NAME"]}
+    rows = reader.rows("KEY_COLUMN_USAGE", "TABLE_SCHEMA", "TABLE_NAME", "CONSTRAINT_NAME")
+    named = {(row["TABLE_NAME"], row["CONSTRAINT_NAME"]): row for row in rows if row["REFERENCED_TABLE_NAME"]}
     return list(named.values())
 
 
@@ -257,10 +257,10 @@ def _checks(reader: DefinitionReader, *, mariadb: bool) -> list[Row]:
 
 
 def _grouped(rows: Sequence[Row], by: str) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(str(row[by]), []).append(row)
-    return found
+        groups.setdefault(str(row[by]), []).append(row)
+    return groups
 
 
 def _column(row: Row, *, mariadb: bool) -> ColumnDefinition:

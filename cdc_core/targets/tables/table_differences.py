@@ -62,7 +62,7 @@ def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
         cursor.execute("SELECT VERSION()")
         (version,) = cursor.fetchone() or ("",)
         cursor.execute("SELECT * FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY")
-        heads = [one[0].upper() for one in cursor.description]
+        heads = [column[0].upper() for column in cursor.description]
         at = heads.index("FULL_COLLATION_NAME") if "FULL_COLLATION_NAME" in heads else heads.index("COLLATION_NAME")
         names = [str(row[at]) for row in cursor.fetchall()]
     numbers = str(version).partition("-")[0].split(".")
@@ -74,37 +74,39 @@ def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
 def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]:
     """What an existing table lacks of the one that would be created, and what may change or refuse rows there.
     Defaults, expressions and comments may be others."""
-    found: list[TableDifference] = []
+    differing: list[TableDifference] = []
     definition = there.definition
-    key = {one.lower() for one in planned.key}
+    key = {name.lower() for name in planned.key}
     at = "FIRST"
     for column in planned.columns:
         theirs = definition.by_name.get(column.name.lower())
         if theirs is None:
             lacking = _missing(column, at, empty=there.empty, in_key=column.name.lower() in key)
-            found.append(lacking)
+            differing.append(lacking)
             if not (lacking.safe and lacking.column):
                 continue  # it may stay missing
         else:
-            found += _column_differences(planned, column, theirs, there)
+            differing += _column_differences(planned, column, theirs, there)
         at = f"AFTER {quote(column.name)}"
-    known = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
+    names = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
     primary = {name for index in definition.indexes if index.name == "PRIMARY" for name in index.columns}
     for extra in definition.columns:
-        if extra.name.lower() not in known:
+        if extra.name.lower() not in names:
             needed = not extra.optional
             free = needed and extra.name.lower() not in primary
             alter = _modified(replace(extra, nullable=True), there) if free else ""
             what = f"the column {extra.name} is not on the source"
-            found.append(
+            differing.append(
                 TableDifference(what, stops=needed, alter=alter, safe=bool(alter), column=extra.name if alter else "")
             )
-    found += _index_differences(planned, definition)
+    differing += _index_differences(planned, definition)
     if definition.engine.lower() != "innodb":
-        found.append(TableDifference(f"the engine is {definition.engine}", alter="ENGINE=InnoDB"))
-    found += [TableDifference(f"the trigger {name} may change rows") for name in definition.triggers]
-    found += [TableDifference(f"the foreign key {name} may change or refuse rows") for name in definition.foreign_keys]
-    return found
+        differing.append(TableDifference(f"the engine is {definition.engine}", alter="ENGINE=InnoDB"))
+    differing += [TableDifference(f"the trigger {name} may change rows") for name in definition.triggers]
+    differing += [
+        TableDifference(f"the foreign key {name} may change or refuse rows") for name in definition.foreign_keys
+    ]
+    return differing
 
 
 def _missing(column: PlannedColumn, at: str, *, empty: bool, in_key: bool) -> TableDifference:
@@ -129,9 +131,9 @@ def _missing(column: PlannedColumn, at: str, *, empty: bool, in_key: bool) -> Ta
 def _column_differences(
     planned: PlannedTable, column: PlannedColumn, theirs: ColumnDefinition, there: Existing
 ) -> list[TableDifference]:
-    found = []
+    differing = []
     name = theirs.name
-    in_key = name.lower() in {one.lower() for one in planned.key}
+    in_key = name.lower() in {part.lower() for part in planned.key}
     problem = type_pairs.problem(column.source, theirs.type)
     if not problem and column.nullable and not theirs.nullable and not theirs.generated:
         problem = "it is NOT NULL"
@@ -141,7 +143,7 @@ def _column_differences(
         if not type_pairs.problem(theirs.type, wide) and not (wide.base == "char" and theirs.type.base != "char"):
             nullable = theirs.nullable or (column.nullable and not in_key)
             alter = _modified(replace(theirs, type=wide, nullable=nullable), there)
-        found.append(
+        differing.append(
             TableDifference(
                 f"the column {name} is {column.source} on the source and {theirs.type} here: {problem}",
                 stops=True,
@@ -151,12 +153,14 @@ def _column_differences(
         )
     if theirs.nullable and not column.nullable and not column.generated:
         strict = _modified(replace(theirs, nullable=False), there)
-        found.append(TableDifference(f"the column {name} allows NULL", stops=in_key, alter=strict))
+        differing.append(TableDifference(f"the column {name} allows NULL", stops=in_key, alter=strict))
     if theirs.counted:
-        found.append(TableDifference(f"the column {name} is AUTO_INCREMENT: the target hands out ids to other writers"))
+        differing.append(
+            TableDifference(f"the column {name} is AUTO_INCREMENT: the target hands out ids to other writers")
+        )
     if theirs.refreshed:
-        found.append(TableDifference(f"the column {name} has ON UPDATE, which may change rows"))
-    return found
+        differing.append(TableDifference(f"the column {name} has ON UPDATE, which may change rows"))
+    return differing
 
 
 def _modified(column: ColumnDefinition, there: Existing) -> str:
@@ -183,7 +187,7 @@ def _modified(column: ColumnDefinition, there: Existing) -> str:
 
 
 def _index_differences(planned: PlannedTable, definition: TableDefinition) -> list[TableDifference]:
-    found = []
+    differing = []
     shapes = {
         (index.unique, tuple((part.column.lower(), part.prefix) for part in index.parts)): index.name
         for index in definition.indexes
@@ -199,18 +203,18 @@ def _index_differences(planned: PlannedTable, definition: TableDefinition) -> li
                 for unique, parts in shapes
             )
             if not same:
-                found.append(
+                differing.append(
                     TableDifference(
                         f"no unique key over exactly ({', '.join(planned.key)})", stops=True, alter=f"ADD {index.sql}"
                     )
                 )
         elif (index.unique, index.parts) not in shapes:
-            found.append(TableDifference(f"the index {index.name} is missing", alter=f"ADD {index.sql}"))
+            differing.append(TableDifference(f"the index {index.name} is missing", alter=f"ADD {index.sql}"))
     keyed = {name for name, _ in key.parts} if key else set()
     for (unique, parts), name in shapes.items():
-        if unique and (unique, parts) not in wanted and {one for one, _ in parts} != keyed:
-            found.append(TableDifference(f"the unique key {name} is not on the source: rows may violate it"))
-    return found
+        if unique and (unique, parts) not in wanted and {column for column, _ in parts} != keyed:
+            differing.append(TableDifference(f"the unique key {name} is not on the source: rows may violate it"))
+    return differing
 
 
 def create_database_sql(database: str, collation: str) -> str:
@@ -218,14 +222,14 @@ def create_database_sql(database: str, collation: str) -> str:
 
 
 def alter_table(
-    connection: pymysql.Connection[Any], database: str, table: str, found: Sequence[TableDifference]
+    connection: pymysql.Connection[Any], database: str, table: str, changes: Sequence[TableDifference]
 ) -> list[str]:
     """Executes the safe alterations; the statements. Each is one of its own: killed between two, the rest is found
     again. Raises PyMySQL's errors."""
     done = []
-    for one in found:
-        if one.safe and one.alter:
-            statement = alter_sql(database, table, one)
+    for difference in changes:
+        if difference.safe and difference.alter:
+            statement = alter_sql(database, table, difference)
             try:
                 with connection.cursor() as cursor:
                     cursor.execute(statement)
@@ -236,5 +240,5 @@ def alter_table(
     return done
 
 
-def alter_sql(database: str, table: str, one: TableDifference) -> str:
-    return f"ALTER TABLE {quote(database, table)} {one.alter}"
+def alter_sql(database: str, table: str, difference: TableDifference) -> str:
+    return f"ALTER TABLE {quote(database, table)} {difference.alter}"

@@ -26,12 +26,14 @@ def substitute(charset: str, collation: str, known: Collection[str], *, apart: b
     if collation in known:
         return charset, collation
     if apart or collation in BYTES:
-        return "utf8mb4", next(one for one in BYTES if one in known)
+        return "utf8mb4", next(candidate for candidate in BYTES if candidate in known)
     for candidate in (*_nearest(collation), f"{charset}_bin"):
         if candidate in known:
             return charset, candidate
     return "utf8mb4", next(
-        one for one in ("utf8mb4_0900_ai_ci", "utf8mb4_uca1400_ai_ci", "utf8mb4_unicode_ci") if one in known
+        candidate
+        for candidate in ("utf8mb4_0900_ai_ci", "utf8mb4_uca1400_ai_ci", "utf8mb4_unicode_ci")
+        if candidate in known
     )
 
 

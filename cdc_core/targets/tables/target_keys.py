@@ -81,14 +81,14 @@ def _pads(collation: str) -> bool:
 
 def coarser_columns(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
     """The key columns that the table may compare more coarsely than a source table does."""
-    found: dict[str, None] = {}
+    columns: dict[str, None] = {}
     for name in facts.key:
         for schema in schemas:
             for column in schema.columns:
                 there = facts.by_name.get(name.lower())
                 if there is not None and column.name == name and coarser(column.type, there.type):
-                    found[name] = None
-    return tuple(found)
+                    columns[name] = None
+    return tuple(columns)
 
 
 def _bytes_of(facts: TableFacts, name: str, row: str) -> str:
@@ -146,7 +146,7 @@ def _indexed(facts: TableFacts, key: Sequence[str]) -> str:
 def _require_one_row(cursor: Any, facts: TableFacts, key: Sequence[str]) -> None:
     """An upsert that is not the newest of its key, and is spelled differently from it, was a row of its own, if the
     source may keep the two apart, or if they come from two source tables."""
-    texts = [one for one in key if facts.by_name[one.lower()].type.base in _COLLATED]
+    texts = [name for name in key if facts.by_name[name.lower()].type.base in _COLLATED]
     if not texts:
         return
     spellings = ", ".join(f"HEX({target_name(facts, text)})" for text in texts)

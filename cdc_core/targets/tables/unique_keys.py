@@ -36,8 +36,8 @@ def may_collide(facts: TableFacts, layout: Layout) -> bool:
 
 def _extra(facts: TableFacts, layout: Layout) -> list[str]:
     """Columns that only the target has, quoted."""
-    known = {name.lower() for name in layout.columns} | {VERSION_COLUMN}
-    return [quote(column.name) for column in facts.columns if column.name.lower() not in known and not column.generated]
+    names = {name.lower() for name in layout.columns} | {VERSION_COLUMN}
+    return [quote(column.name) for column in facts.columns if column.name.lower() not in names and not column.generated]
 
 
 def take_out(cursor: Any, facts: TableFacts, layout: Layout) -> None:

@@ -270,13 +270,13 @@ class LoadFile:
         return pa.array(flags, pa.string()).take(index)
 
     def _decimals(self, documents: Mapping[str, Exact], rows: int) -> pa.StringArray:
-        found: list[str | None] = [None] * rows
+        texts: list[str | None] = [None] * rows
         for row in sorted(set().union(*(document.numbers for document in documents.values()))):
             numbers = tuple(
                 (name, document.numbers[row]) for name, document in documents.items() if row in document.numbers
             )
-            found[row] = str(self.decimals.setdefault(numbers, len(self.decimals)))
-        return pa.array(found, pa.string())
+            texts[row] = str(self.decimals.setdefault(numbers, len(self.decimals)))
+        return pa.array(texts, pa.string())
 
     def flush(self) -> None:
         self._file.flush()

@@ -158,7 +158,7 @@ def indexable(facts: TableFacts, key: Sequence[str]) -> bool:
 
 def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, there: Ours) -> None:
     """The table `name`, with the key columns as the target table has them."""
-    columns = [facts.by_name[one.lower()] for one in facts.key]
+    columns = [facts.by_name[column.lower()] for column in facts.key]
     wanted, found = _key_wanted(facts), _key_there(there, name)
     if found == wanted:
         return
@@ -185,7 +185,7 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
 
 def _key_wanted(facts: TableFacts) -> dict[str, str]:
     """How each column of the key is declared."""
-    return {column.name.lower(): column.declared for column in (facts.by_name[one.lower()] for one in facts.key)}
+    return {column.name.lower(): column.declared for column in (facts.by_name[name.lower()] for name in facts.key)}
 
 
 def _key_there(there: Ours, name: str) -> dict[str, str]:
@@ -222,7 +222,7 @@ def _redeclare(
 def _keep_newest(cursor: Any, facts: TableFacts, name: str, definition: str) -> None:
     """Leaves of the rows of `name` whose keys are equal by a new definition the newest one."""
     table, newest = f"{quote(facts.database)}.{quote(name)}", f"{quote(facts.database)}.{_NEWEST}"
-    both = ", ".join([*(quote(facts.by_name[one.lower()].name) for one in facts.key), VERSION_COLUMN])
+    both = ", ".join([*(quote(facts.by_name[column.lower()].name) for column in facts.key), VERSION_COLUMN])
     newer = newer_or_equal_sql(f"o.{VERSION_COLUMN}", f"{_NEWEST}.{VERSION_COLUMN}")
     cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {newest}")
     cursor.execute(f"CREATE TEMPORARY TABLE {newest} {definition} ENGINE=InnoDB ROW_FORMAT=DYNAMIC")

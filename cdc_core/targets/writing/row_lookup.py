@@ -81,14 +81,14 @@ def locate_rows(destination: Destination, sessions: ShardSessions, scratch: Path
     left: list[tuple[int, int]] = []
     for at in asked:
         chain = [] if deletes[at] else chains.get(at, [])
-        standing = [(shard, one) for shard, one in own[at] if one.row is not None]
+        standing = [(shard, holding) for shard, holding in own[at] if holding.row is not None]
         # What was under the key before the row came there is another row.
         mine = [place for place in standing if not chain or newer_or_equal(place[1].row or b"", departures[chain[0]])]
         found = reduce(_newest, mine) if mine else _first(chain, older, departures)
         buried = [
             shard
-            for shard, one in own[at]
-            if one.tombstone is not None and not newer_or_equal(versions[at], one.tombstone)
+            for shard, holding in own[at]
+            if holding.tombstone is not None and not newer_or_equal(versions[at], holding.tombstone)
         ]
         if found is None and not deletes[at] and not buried and (chain or at in unplaced):
             key = row_keys(rows.slice(at, 1), destination.key)[0].as_py()
@@ -144,7 +144,7 @@ def _held(
     columns: Mapping[str, bool],
 ) -> list[list[ShardHolding]]:
     """What the shards hold of each key where it may be: in the shard `places`, or in all of them."""
-    found: list[list[ShardHolding]] = [[] for _ in range(rows.num_rows)]
+    holdings: list[list[ShardHolding]] = [[] for _ in range(rows.num_rows)]
     for number, shard in enumerate(destination.shards):
         here = np.flatnonzero((places == number) | (places == _EVERY))
         if len(here):
@@ -158,10 +158,10 @@ def _held(
                 tolerant=destination.quarantine,
                 columns={name: as_hex for name, as_hex in columns.items() if name in shard.columns},
             )
-            for at, one in zip(here, part, strict=True):
-                if one != TargetVersion():
-                    found[at].append((number, one))
-    return found
+            for at, version in zip(here, part, strict=True):
+                if version != TargetVersion():
+                    holdings[at].append((number, version))
+    return holdings
 
 
 def _first(

@@ -531,7 +531,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates
         cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
         failing = failing_lines(execute, *map(int, cursor.fetchone()))
         found = dict(islice(failing, MAX_UNFIT + 1 if write.quarantine else 1))
-        held = [line for line, one in sorted(found.items()) if number_of(one) == _DUPLICATE]
+        held = [line for line, cause in sorted(found.items()) if number_of(cause) == _DUPLICATE]
         if held and not careful:
             raise _RowCollision from None  # which another error of all rows at once has hidden
         if held:
@@ -542,7 +542,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates
             log.warning("%s: written in parts, because all rows at once failed: %s", write.facts.name, reason(error))
             return
         if write.quarantine:
-            raise _UnfitRows({line: reason(one) for line, one in found.items()}) from error
+            raise _UnfitRows({line: reason(cause) for line, cause in found.items()}) from error
         line = min(found)
         raise rejected(write.facts, _key_of(cursor, line), found[line]) from None
 
@@ -664,7 +664,7 @@ def note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> WriteCounts:
     before = part.before if part else None
     noted: dict[str, Any] = {}
     if write.ledger:  # otherwise the counts are those of the first pass
-        noted = {one: getattr(counts, one) + (getattr(before, one) if before else 0) for one in _COUNTS}
+        noted = {name: getattr(counts, name) + (getattr(before, name) if before else 0) for name in _COUNTS}
     if part:
         noted["at"] = part.mark
     if not (part and part.more):

@@ -30,18 +30,20 @@ class Truncates:
 
     def removes_sql(self, version: str) -> str:
         """SQL: whether one of them removes a row with this version; never null."""
-        return _any(f"({_of_one_table(one, version)} AND {_older(version, one)})" for one in self.versions)
+        return _any(
+            f"({_of_one_table(truncate, version)} AND {_older(version, truncate)})" for truncate in self.versions
+        )
 
     def passes_sql(self, version: str) -> str:
         """SQL: whether a row with this version says no origin, and is older than one of those that have one."""
-        older = (_older(version, one) for one in self.versions if origin_of(one))
+        older = (_older(version, truncate) for truncate in self.versions if origin_of(truncate))
         return f"(NOT {origin_is_sql(version)} AND {_any(older)})"
 
     def refuses_sql(self, version: str) -> str:
         """SQL: whether a change with this version, which is not null, is older than one of them that concerns it."""
         return _any(
-            f"(NOT {newer_or_equal_sql(version, one)} AND NOT {other_origin_sql(version, one)})"
-            for one in map(bytes_literal, self.versions)
+            f"(NOT {newer_or_equal_sql(version, truncate)} AND NOT {other_origin_sql(version, truncate)})"
+            for truncate in map(bytes_literal, self.versions)
         )
 
 
@@ -79,10 +81,10 @@ def loaded_truncates(cursor: Any, loaded: str) -> Truncates:
 
 def keep_truncates(cursor: Any, facts: TableFacts, versions: Sequence[bytes]) -> None:
     """Leaves a tombstone of all keys, unless a newer one is there."""
-    for one in versions:
-        version = bytes_literal(one)
+    for truncate in versions:
+        version = bytes_literal(truncate)
         cursor.execute(
             f"INSERT INTO {truncates_name(facts)} (table_name, origin, version) "
-            f"VALUES ({utf8_literal(facts.table)}, {bytes_literal(origin_of(one))}, {version}) "
+            f"VALUES ({utf8_literal(facts.table)}, {bytes_literal(origin_of(truncate))}, {version}) "
             f"ON DUPLICATE KEY UPDATE version = IF({newer_or_equal_sql(version, 'version')}, {version}, version)"
         )

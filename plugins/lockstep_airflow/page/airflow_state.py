@@ -29,7 +29,7 @@ class DagState:
 
 def dags(dag_ids: Collection[str]) -> dict[str, DagState]:
     """The states of the DAGs that Airflow knows."""
-    found: dict[str, DagState] = {}
+    states: dict[str, DagState] = {}
     try:
         with create_session(scoped=False) as session:
             for dag_id, paused in session.execute(
@@ -42,7 +42,7 @@ def dags(dag_ids: Collection[str]) -> dict[str, DagState]:
                     .limit(1)
                 ).first()
                 failed = latest is not None and str(latest.state) == "failed"
-                found[dag_id] = DagState(bool(paused), latest.run_id if latest is not None and failed else None)
+                states[dag_id] = DagState(bool(paused), latest.run_id if latest is not None and failed else None)
     except SQLAlchemyError:
         log.exception("Airflow's database did not answer; the page leaves out the state of DAGs")
-    return found
+    return states

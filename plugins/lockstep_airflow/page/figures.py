@@ -59,9 +59,9 @@ def figures(
     asked = [specs for specs in of_file.values() if may_read(specs[0].dag_id)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         entries = list(pool.map(lambda specs: _entry(specs[0], _read), asked))
-    known = airflow_state.dags([spec.dag_id for specs in asked for spec in specs])
+    states = airflow_state.dags([spec.dag_id for specs in asked for spec in specs])
     for entry, specs in zip(entries, asked, strict=True):
-        _add_airflow(entry, [spec.dag_id for spec in specs], known)
+        _add_airflow(entry, [spec.dag_id for spec in specs], states)
     return {
         "now": moment(to_us(datetime.now(UTC))),
         "folder": str(folder),
@@ -80,11 +80,11 @@ def ledger(folder: Path, pipeline: str, run_id: str) -> dict[str, Any] | None:
 
     def read(parsed: config.Pipeline) -> dict[str, Any]:
         with _meta(parsed) as meta:
-            found = meta.overviews.account(run_id)
-        if found is None or found.run.pipeline != pipeline:
+            account = meta.overviews.account(run_id)
+        if account is None or account.run.pipeline != pipeline:
             return {"run": None, "runs": [], "problems": []}
-        document = account_document(found, parsed.stage)
-        return {"run": document, "runs": [document], "problems": [], **_judged(parsed, found)}
+        document = account_document(account, parsed.stage)
+        return {"run": document, "runs": [document], "problems": [], **_judged(parsed, account)}
 
     specs = [spec for spec in read_folder(folder).specs if spec.pipeline == pipeline]
     if not specs:
@@ -176,7 +176,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
             {"source": source["source"], **copy} for source in document["sources"] for copy in source.get("copies", ())
         ],
         "ring_limit": {"items": pipeline.limits.ring_items, "size_bytes": pipeline.limits.ring_bytes},
-        "lag_s": None if None in lags_us else max((one for one in lags_us if one is not None), default=0) / 1e6,
+        "lag_s": None if None in lags_us else max((lag for lag in lags_us if lag is not None), default=0) / 1e6,
         "batches": [_batch(batch) for batch in seen.batches],
         "windows": [
             {
@@ -207,19 +207,19 @@ def _delays(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _batch(one: BatchRow) -> dict[str, Any]:
+def _batch(batch: BatchRow) -> dict[str, Any]:
     return {
-        "source": one.source,
-        "window": [moment(one.window_start_us), moment(one.window_end_us)],
-        "begin": str(one.begin),
-        "end": str(one.end),
-        "epoch": one.epoch,
-        "events": one.events,
-        "transactions": one.transactions,
-        "rows": one.rows,
-        "size_bytes": one.size_bytes,
-        "notes": list(one.notes),
-        "created": moment(one.created_us),
+        "source": batch.source,
+        "window": [moment(batch.window_start_us), moment(batch.window_end_us)],
+        "begin": str(batch.begin),
+        "end": str(batch.end),
+        "epoch": batch.epoch,
+        "events": batch.events,
+        "transactions": batch.transactions,
+        "rows": batch.rows,
+        "size_bytes": batch.size_bytes,
+        "notes": list(batch.notes),
+        "created": moment(batch.created_us),
     }
 
 
@@ -246,9 +246,9 @@ def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:
     return {name: sum(getattr(row.entry, name) for row in rows) for name in _SUMMED}
 
 
-def _add_airflow(entry: dict[str, Any], dag_ids: Sequence[str], known: Mapping[str, airflow_state.DagState]) -> None:
+def _add_airflow(entry: dict[str, Any], dag_ids: Sequence[str], states: Mapping[str, airflow_state.DagState]) -> None:
     """Adds what Airflow knows: whether the DAG is switched off, a run that failed without an error, where runs are."""
-    state = known.get(entry["dag_id"])
+    state = states.get(entry["dag_id"])
     entry["paused"] = state.paused if state is not None else None
     found = []
     if state is not None and state.paused:
@@ -258,8 +258,8 @@ def _add_airflow(entry: dict[str, Any], dag_ids: Sequence[str], known: Mapping[s
         remedy = "read the log of the failed task, then clear that task"
         found.append(Problem(Level.FAILED, f"DAG {entry['dag_id']}", what, remedy=remedy))
     copying = snapshot_dag_id_of(entry["pipeline"])
-    copied = copying not in known or not known[copying].paused
-    if not copied and any(one["state"] == "pending" for one in entry.get("copies", ())):
+    copied = copying not in states or not states[copying].paused
+    if not copied and any(copy["state"] == "pending" for copy in entry.get("copies", ())):
         found.append(_paused(copying, "tables that lack rows from before their capture are not copied"))
     levels = list(Level)
     problems = [*map(problem_document, found), *entry["problems"]]
@@ -304,12 +304,14 @@ def verdicts(pipeline: config.Pipeline, account: Account) -> dict[str, list[dict
                         "success": bool(verdict.get("success")),
                         "expectations": [
                             {
-                                "expectation": one["expectation"],
-                                "arguments": ", ".join(f"{name}={value}" for name, value in one["arguments"].items()),
-                                "severity": one["severity"],
-                                "success": bool(one["success"]),
+                                "expectation": expectation["expectation"],
+                                "arguments": ", ".join(
+                                    f"{name}={value}" for name, value in expectation["arguments"].items()
+                                ),
+                                "severity": expectation["severity"],
+                                "success": bool(expectation["success"]),
                             }
-                            for one in verdict.get("expectations", ())
+                            for expectation in verdict.get("expectations", ())
                         ],
                     }
                 )

@@ -76,8 +76,8 @@ def row_groups(events: list[Event], *, mariadb: bool) -> list[tuple[TableMap, li
     groups: dict[str, tuple[TableMap, list[RowsEvent]]] = {}
     for event in events:
         if event.header.type == EventType.TABLE_MAP:
-            found = parse_table_map(event, mariadb=mariadb)
-            maps[found.table_id] = found
+            table_map = parse_table_map(event, mariadb=mariadb)
+            maps[table_map.table_id] = table_map
         elif event.header.type in ROW_EVENTS:
             rows = parse_rows(event)
             table = maps[rows.table_id]

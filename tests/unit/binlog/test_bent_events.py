@@ -113,8 +113,8 @@ def test_no_kernel_reads_behind_the_images(server: str) -> None:
     checked = 0
     for event in unpacked(raw_events(log(server))):
         if event.header.type == EventType.TABLE_MAP:
-            found = parse_table_map(event, mariadb=mariadb)
-            maps[found.table_id] = found
+            table_map = parse_table_map(event, mariadb=mariadb)
+            maps[table_map.table_id] = table_map
         if event.header.type not in ROW_EVENTS:
             continue
         rows = parse_rows(event)

@@ -47,10 +47,10 @@ def log(server: str) -> bytes:
 
 
 def rows(server: str, table: str) -> tuple[TableSchema, DecodedRows]:
-    for found, events in row_groups(list(unpacked(raw_events(log(server)))), mariadb=server == "mariadb"):
-        if found.table == table:
-            schema = schema_of(found, None, mariadb=server == "mariadb")
-            return schema, decode_rows(schema, found, RowImages.from_events(events))
+    for table_map, events in row_groups(list(unpacked(raw_events(log(server)))), mariadb=server == "mariadb"):
+        if table_map.table == table:
+            schema = schema_of(table_map, None, mariadb=server == "mariadb")
+            return schema, decode_rows(schema, table_map, RowImages.from_events(events))
     raise AssertionError(table)
 
 
@@ -106,7 +106,7 @@ def test_types_that_mariadb_logs_as_binary_are_told_by_the_known_definition() ->
         group for group in row_groups(list(unpacked(raw_events(log("mariadb")))), mariadb=True) if group[0].table == "j"
     ]
     logged = schema_of(table, None, mariadb=True)
-    known = TableSchema(
+    definition = TableSchema(
         "cap", "j",
         tuple(
             Column(c.name, ColumnType({"u": "uuid", "i": "inet6"}.get(c.name, c.type.base), charset=c.type.charset))
@@ -114,7 +114,7 @@ def test_types_that_mariadb_logs_as_binary_are_told_by_the_known_definition() ->
         ),
     )  # fmt: skip
     assert [c.type.base for c in logged.columns][1:3] == ["binary", "binary"]
-    schema = schema_of(table, known, mariadb=True)
+    schema = schema_of(table, definition, mariadb=True)
     first, _, third = rows_of(schema, decode_rows(schema, table, RowImages.from_events(events)).after)[:3]
     assert (first["u"], first["i"]) == ("123e4567-e89b-12d3-a456-426614174000", "::1")
     assert (first["z"], third["z"]) == ("z" * 500, "q" * 300)
@@ -143,7 +143,7 @@ def test_rows_can_be_decoded_in_any_cut_with_the_same_result() -> None:
     ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
     schema = schema_of(table, None)
     whole = decode_rows(schema, table, RowImages.from_events(events))
-    parts = [decode_rows(schema, table, RowImages.from_events([one], [n])) for n, one in enumerate(events)]
+    parts = [decode_rows(schema, table, RowImages.from_events([row_event], [n])) for n, row_event in enumerate(events)]
     for column in range(table.columns):
         assert pa.concat_arrays([part.after[column] for part in parts]).equals(whole.after[column])
     assert pa.concat_arrays([part.before for part in parts]).equals(whole.before)
@@ -182,13 +182,13 @@ def test_a_cut_image_names_the_table_and_the_event(server: str) -> None:
 @pytest.mark.parametrize("server", SERVERS)
 def test_one_bent_bit_of_an_event_is_found_by_its_checksum(server: str) -> None:
     data = log(server)
-    for found in list(raw_events(data))[1:]:
-        end = found.start + found.header.length
-        bent = bytearray(data[found.start : end])
+    for raw_event in list(raw_events(data))[1:]:
+        end = raw_event.start + raw_event.header.length
+        bent = bytearray(data[raw_event.start : end])
         bent[-5] ^= 4
         with raises(DataAtRisk, "source.log_damaged") as stopped:
-            split_event(bytes(bent), checksum=True, file="binlog.000001", start=found.start)
-        assert stopped.value.where == f"binlog.000001:{found.start}"
+            split_event(bytes(bent), checksum=True, file="binlog.000001", start=raw_event.start)
+        assert stopped.value.where == f"binlog.000001:{raw_event.start}"
 
 
 def test_a_log_without_checksums_is_read_to_the_last_byte() -> None:
@@ -209,8 +209,8 @@ def test_the_format_description_says_server_checksum_and_lengths(server: str) ->
 
 
 def test_an_incident_says_what_the_source_lost() -> None:
-    found = parse_incident(event(EventType.INCIDENT, b"\x01\0\x04lost"))
-    assert (found.number, found.message) == (1, "lost")
+    incident = parse_incident(event(EventType.INCIDENT, b"\x01\0\x04lost"))
+    assert (incident.number, incident.message) == (1, "lost")
     with pytest.raises(DataAtRisk, match="left over"):
         parse_incident(event(EventType.INCIDENT, b"\x01\0\x04lost!"))
 
@@ -218,24 +218,24 @@ def test_an_incident_says_what_the_source_lost() -> None:
 def test_the_gtid_of_mysql_5_7_has_no_commit_time() -> None:
     body = b"\x01" + bytes(range(16)) + (7).to_bytes(8, "little")
     body += b"\x02" + (1).to_bytes(8, "little") + (2).to_bytes(8, "little")
-    found = parse_gtid(event(EventType.GTID, body))
-    assert (found.text, found.immediate_commit_ts_us) == ("00010203-0405-0607-0809-0a0b0c0d0e0f:7", 0)
+    gtid = parse_gtid(event(EventType.GTID, body))
+    assert (gtid.text, gtid.immediate_commit_ts_us) == ("00010203-0405-0607-0809-0a0b0c0d0e0f:7", 0)
 
 
 def test_a_gtid_that_came_from_elsewhere_has_two_commit_times() -> None:
     body = b"\x00" + bytes(16) + (7).to_bytes(8, "little") + b"\x02" + bytes(16)
     body += (1 << 55 | 1000).to_bytes(7, "little") + (900).to_bytes(7, "little")
     body += b"\xfc\x00\x01" + (1 << 31 | 90704).to_bytes(4, "little") + (80000).to_bytes(4, "little")
-    found = parse_gtid(event(EventType.GTID, body))
-    assert (found.immediate_commit_ts_us, found.original_commit_ts_us) == (1000, 900)
+    gtid = parse_gtid(event(EventType.GTID, body))
+    assert (gtid.immediate_commit_ts_us, gtid.original_commit_ts_us) == (1000, 900)
     assert parse_gtid(event(EventType.ANONYMOUS_GTID, body)).text == ""
 
 
 def test_a_mariadb_gtid_with_extra_fields_of_a_newer_server_is_read() -> None:
     body = (9).to_bytes(8, "little") + (3).to_bytes(4, "little") + b"\x00" + b"\x10" + b"\xaa" * 5
-    found = parse_mariadb_gtid(event(EventType.MARIADB_GTID, body))
-    assert found.text == "3-1-9"
-    assert not found.standalone
+    gtid = parse_mariadb_gtid(event(EventType.MARIADB_GTID, body))
+    assert gtid.text == "3-1-9"
+    assert not gtid.standalone
 
 
 def test_a_header_shorter_than_itself_is_refused() -> None:
@@ -263,9 +263,9 @@ def test_a_compressed_statement_of_mariadb_becomes_the_plain_one() -> None:
 
 
 def test_a_payload_that_is_not_what_it_says_stops() -> None:
-    (found,) = [e for e in raw_events(log("mysql")) if e.header.type == EventType.TRANSACTION_PAYLOAD]
-    assert [e.header.type for e in payload_events(found)][-1] == EventType.XID
-    bent = (found.body[:-1], found.body + b"x", found.body[:30] + b"\xff" + found.body[31:])
+    (raw_event,) = [e for e in raw_events(log("mysql")) if e.header.type == EventType.TRANSACTION_PAYLOAD]
+    assert [e.header.type for e in payload_events(raw_event)][-1] == EventType.XID
+    bent = (raw_event.body[:-1], raw_event.body + b"x", raw_event.body[:30] + b"\xff" + raw_event.body[31:])
     for body in bent:
         with pytest.raises(DataAtRisk):
             list(payload_events(event(EventType.TRANSACTION_PAYLOAD, body)))
@@ -290,10 +290,10 @@ def test_a_payload_larger_than_what_is_held_of_it_is_unpacked_event_by_event(zst
     plain = b"".join(struct.pack("<IBIIIH", 5, 30, 1, 19 + len(body), 0, 0) + body for body in bodies)
     packed, codec = (pa.Codec("zstd").compress(plain, asbytes=True), b"\1\0") if zstd else (plain, b"\3\xfc\xff\0")
     found = payload_events(payload(packed, codec, len(plain)))
-    assert [one.whole().body for one in found] == bodies
+    assert [inner.whole().body for inner in found] == bodies
     skipped = list(payload_events(payload(packed, codec, len(plain))))  # nobody wants what follows the begin of any
-    assert [one.header.length - 19 for one in skipped] == sizes
-    assert max(len(one.body) for one in skipped) < LONG
+    assert [inner.header.length - 19 for inner in skipped] == sizes
+    assert max(len(inner.body) for inner in skipped) < LONG
     told: list[Event] = []
     with pytest.raises(DataAtRisk):
         told.extend(payload_events(payload(packed[:-1000], codec, len(plain))))

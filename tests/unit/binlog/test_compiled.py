@@ -112,7 +112,7 @@ def _imports(file: Path) -> set[Path]:
             names = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:
             path = ROOT.joinpath(*name.split("."))
-            found |= {one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file()}
+            found |= {candidate for candidate in (path.with_suffix(".py"), path / "__init__.py") if candidate.is_file()}
     return found
 
 

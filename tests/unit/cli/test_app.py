@@ -202,10 +202,10 @@ def test_a_command_of_a_remedy_names_a_file_that_the_shell_leads_to(
     monkeypatch.setattr("sys.argv", ["lockstep", "run", given, *options])
     asked = ("run PIPELINE", "run shop", "cutover abort back", "verify")
     expected = [
-        f"`lockstep {' '.join((*one.split()[: -1 if one != 'verify' else 1], name, *options))}`"
-        for one, name in zip(asked, written, strict=True)
+        f"`lockstep {' '.join((*command.split()[: -1 if command != 'verify' else 1], name, *options))}`"
+        for command, name in zip(asked, written, strict=True)
     ]
-    assert [performable(f"`lockstep {one}`") for one in asked] == expected
+    assert [performable(f"`lockstep {command}`") for command in asked] == expected
 
 
 def test_a_remedy_names_the_given_file_where_the_pipeline_is_named_otherwise(

@@ -136,9 +136,9 @@ def test_a_password_in_the_file_is_refused_and_not_repeated(path: str, value: st
 
 
 def test_a_source_is_one_server_or_several() -> None:
-    one = parse(changed("sources.0.connection", "env:A"), where="x").sources[0]
+    source = parse(changed("sources.0.connection", "env:A"), where="x").sources[0]
     several = parse(changed("sources.0.connection", ["env:A", "airflow:b"]), where="x").sources[0]
-    assert (one.connections, several.connections) == (("env:A",), ("env:A", "airflow:b"))
+    assert (source.connections, several.connections) == (("env:A",), ("env:A", "airflow:b"))
     assert "1 problem in the pipeline" in problem("sources.0.connection", ["env:A", "mysql://x@y"])
     assert "at least 1 item" in problem("sources.0.connection", [])
 

@@ -33,11 +33,11 @@ def test_winners_are_classified_together_as_each_alone(
     winners: list[tuple[bytes, TargetVersion, bool, bool]], by_column: bool, removing: list[bytes]
 ) -> None:
     held = HeldVersions(
-        pa.array([one.row for _, one, _, _ in winners], pa.binary()),
-        pa.array([one.tombstone for _, one, _, _ in winners], pa.binary()),
-        np.array([one.fresher for _, one, _, _ in winners], np.int64),
+        pa.array([at_target.row for _, at_target, _, _ in winners], pa.binary()),
+        pa.array([at_target.tombstone for _, at_target, _, _ in winners], pa.binary()),
+        np.array([at_target.fresher for _, at_target, _, _ in winners], np.int64),
     )
-    assert list(held) == [one for _, one, _, _ in winners]
+    assert list(held) == [at_target for _, at_target, _, _ in winners]
     classes, reasons = classify_each(
         held,
         pa.array([version for version, _, _, _ in winners], pa.binary()),
@@ -47,8 +47,8 @@ def test_winners_are_classified_together_as_each_alone(
         removing=removing,
     )
     expected = [
-        classify(without_removed(one, removing), version, upsert=upsert, born=born, by_column=by_column)
-        for version, one, upsert, born in winners
+        classify(without_removed(at_target, removing), version, upsert=upsert, born=born, by_column=by_column)
+        for version, at_target, upsert, born in winners
     ]
     assert list(zip(classes, [reason or "" for reason in reasons], strict=True)) == expected
 

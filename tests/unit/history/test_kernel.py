@@ -92,20 +92,23 @@ def test_what_a_history_leaves_is_what_the_model_says(
     rule = rule_of(changes)
     given_ = [events_of(some, rule) for some in in_files(changes, files, data)]
     cut = (
-        Parts(parts).with_links(np.concatenate([key_links(one, rule) for one in given_])) if rule.fill else Parts(parts)
+        Parts(parts).with_links(np.concatenate([key_links(part, rule) for part in given_]))
+        if rule.fill
+        else Parts(parts)
     )
     of_part = [History(rule, truncates(policy), first=not at, reduced_rows=reduced_at) for at in range(parts)]
-    for one in given_:
-        for at, piece in split(one, rule, cut):
+    for part in given_:
+        for at, piece in split(part, rule, cut):
             of_part[at].add(piece)
-    rows = [row for one in of_part for row in one.merged().rows.to_pylist()]
+    rows = [row for history in of_part for row in history.merged().rows.to_pylist()]
     counts = Counts()
-    for one in of_part:
-        counts += one.counts
+    for history in of_part:
+        counts += history.counts
 
     last = winners([change for change in changes if policy == "apply" or change.op != "t"], NAMES, KEY)
     assert answers(rows) == {
-        key: (one.op, one.order, one.source, dict(one.values) if one.op == "u" else None) for key, one in last.items()
+        key: (change.op, change.order, change.source, dict(change.values) if change.op == "u" else None)
+        for key, change in last.items()
     }
     # As the stage counts them in a file, by which a reader knows whether it needs the values before.
     moved = sum(key_changes(staged_table(ITEMS, [change]).to_batches()[0], KEY) for change in changes)
@@ -123,7 +126,7 @@ def test_rows_without_a_key_come_and_go_as_the_model_counts_them(
     for some in in_files(drawn.changes, files, data):
         for at, piece in split(events_of(some, rule), rule, Parts(parts)):
             of_part[at].add(piece)
-    rows = [row for one in of_part for row in each_copy(one.merged().rows).to_pylist()]
+    rows = [row for history in of_part for row in each_copy(history.merged().rows).to_pylist()]
     net: Counter[Any] = Counter()
     for row in rows:
         if row["_cdc_op"] != "t":
@@ -131,8 +134,8 @@ def test_rows_without_a_key_come_and_go_as_the_model_counts_them(
             net[values] += 1 if row["_cdc_op"] == "u" else -1
     assert {row: count for row, count in net.items() if count} == history_model.nets(drawn.changes, NAMES)
     counts = Counts()
-    for one in of_part:
-        counts += one.counts
+    for history in of_part:
+        counts += history.counts
     updates = sum(change.op == "u" for change in drawn.changes)
     assert (counts.changes, counts.key_changes) == (len(drawn.changes), updates)
     assert counts.superseded == len(drawn.changes) + updates - len(rows)
@@ -213,9 +216,9 @@ def test_definitions_that_spell_columns_in_two_ways_are_one_table() -> None:
 def test_an_absent_value_is_filled_from_the_other_source_that_wrote_the_key() -> None:
     rule = TableRule(ROW, KEY, fill=["n", "y", "d"])
     history = History(rule, truncates("stop"))
-    one = Change("c", {"a": 1, "b": "x", "n": 5, "y": "y", "d": None}, 1, source="one", ts_us=10)
+    change = Change("c", {"a": 1, "b": "x", "n": 5, "y": "y", "d": None}, 1, source="one", ts_us=10)
     two = Change("u", {"a": 1, "b": "x", "n": 6}, 1, 0, {"a": 1, "b": "x"}, "two", 20, absent=["y", "d"])
-    history.add(events_of([one, two], rule))
+    history.add(events_of([change, two], rule))
     (row,) = history.merged().rows.to_pylist()
     assert (row["n"], row["y"], row["_cdc_absent"]) == (6, "y", None)
 
@@ -260,9 +263,9 @@ def test_equal_values_have_one_number_and_one_part_wherever_they_are_in_an_array
     values = data.draw(st.lists(st.none() | KINDS[kind], min_size=1, max_size=20))
     first = pa.array(values, kind)
     shifted = pa.array([None, *values, None], kind).slice(1, len(values))
-    for one in (first, shifted):
-        number = codes(one).tolist()
-        part = hashes_of([one]).tolist()
+    for array in (first, shifted):
+        number = codes(array).tolist()
+        part = hashes_of([array]).tolist()
         for at, value in enumerate(values):
             for other, again in enumerate(values):
                 assert (number[at] == number[other]) == (value == again)

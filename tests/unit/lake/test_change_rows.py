@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.expressions import LessThan
+from pyiceberg.table.snapshots import Operation, Summary
+from pyroaring import BitMap
 
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.lake import compaction, data_files
 from cdc_core.lake.commits import TableCommit, commit
+from cdc_core.lake.data_files import write_deletes
 from cdc_core.lake.lake_tables import MirrorRule, changes_of, create, opened
 from cdc_core.lake.publication import publish
-from cdc_core.lake.snapshots import pointing
+from cdc_core.lake.snapshots import FileChange, latest_schema, on_branch, pointing, snapshot_of
 from cdc_core.model.batch import Manifest
+from cdc_core.model.staged_columns import SEQ
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
@@ -152,10 +158,38 @@ def test_a_changes_table_that_was_rolled_back_alone_is_found(lake: MadeLake, sto
     assert len(shown(lake)) == 2
 
 
+def test_old_changes_may_be_deleted_by_others_and_nothing_else(lake: MadeLake, store: ObjectStore) -> None:
+    batches = stage(store, *([Made([insert(at), insert(at + 10)])] for at in range(4)))
+    for batch in batches[:2]:
+        publish(lake.catalog, lake.append(store, [batch]))
+    due = lake.append(store, batches[2:3])
+    begin = lake.changes()[2][SEQ]
+    lake.catalog.load_table(changes_of(NAME)).delete(LessThan(SEQ, begin))  # a whole file
+    with pytest.raises(RetryLater) as late:
+        publish(lake.catalog, due)
+    assert late.value.code == "lake.compacted"
+    publish(lake.catalog, lake.append(store, batches[2:3]))
+    assert [key for _, key, _ in shown(lake)] == [1, 11, 2, 12]
+    live = lake.opened().live()[2]
+    deletes = write_deletes(lake.opened().change_rows(live).files, live.files[0].path, BitMap([0]))
+    made = snapshot_of(live, FileChange((deletes,)), latest_schema(live.table), {})
+    on_branch(replace(made, summary=Summary(Operation.DELETE)), "main")
+    assert len(shown(lake)) == 3
+    publish(lake.catalog, lake.append(store, batches[3:]))
+    assert len(shown(lake)) == 5
+    publish(lake.catalog, lake.append(store, batches))  # a replay brings what the stage still has
+    assert [key for _, key, _ in shown(lake)] == [0, 10, 1, 11, 2, 12, 3, 13]
+    changes = lake.catalog.load_table(changes_of(NAME))
+    changes.overwrite(changes.scan().to_arrow())
+    with pytest.raises(DataAtRisk) as refused:
+        lake.append(store, batches)
+    assert refused.value.code == "lake.foreign_write"
+
+
 def test_columns_follow_the_source_and_former_ones_stay(lake: MadeLake, store: ObjectStore) -> None:
     grown(lake, store)
     lake.alter([("id", pa.int64()), ("text", pa.string()), ("more", pa.int32())], [("note", "text")])
-    publish(lake.catalog, lake.append(store, stage(store, *[[Made([insert(one)])] for one in (1, 2, 3)])[2:]))
+    publish(lake.catalog, lake.append(store, stage(store, *[[Made([insert(key)])] for key in (1, 2, 3)])[2:]))
     assert [(row["id"], row["text"], row["more"]) for row in lake.changes()] == [
         (1, "n", None),
         (2, "n", None),

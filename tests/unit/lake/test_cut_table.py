@@ -57,11 +57,14 @@ def cut(run: str, made_us: int) -> Cut:
 def made(catalog: Catalog, target: IcebergTarget, *cuts_: Cut) -> list[LakeSnapshot]:
     """All of them made of the same last cut."""
     table = cut_table.opened(catalog, target)
-    return [cut_table.with_cut(table, one, {RUN: one.run_id, PLAN: "1"}, branch_of(one.run_id)) for one in cuts_]
+    return [
+        cut_table.with_cut(table, shown_cut, {RUN: shown_cut.run_id, PLAN: "1"}, branch_of(shown_cut.run_id))
+        for shown_cut in cuts_
+    ]
 
 
 def published(catalog: Catalog, target: IcebergTarget) -> set[int]:
-    return {one.snapshot_id for one in cut_table.shown(cut_table.opened(catalog, target))}
+    return {snapshot.snapshot_id for snapshot in cut_table.shown(cut_table.opened(catalog, target))}
 
 
 def runs(catalog: Catalog, target: IcebergTarget) -> list[str]:
@@ -84,7 +87,7 @@ def test_of_two_cuts_that_are_made_of_one_the_second_is_made_again(
     cuts.complete(store, "lake", published(catalog, target))
     assert cuts.newest(store, "lake") == cut("a", HOUR_US)
     cuts.complete(store, "lake", published(catalog, target), before_us=HOUR_US + 2)
-    assert [one.path for one in store.list(cuts.CUTS) if "prepared" in one.path] == []
+    assert [info.path for info in store.list(cuts.CUTS) if "prepared" in info.path] == []
     assert cuts.newest(store, "lake") == cut("a", HOUR_US)
     (again,) = made(catalog, target, cut("b", HOUR_US + 3))
     assert publish(catalog, [again])

@@ -43,7 +43,7 @@ def test_a_cut_of_each_hour_and_of_each_day_is_kept_and_the_newest() -> None:
     every_ten_minutes = [cut(now - minutes * 60_000_000) for minutes in range(0, 40 * 24 * 60, 10)]
     kept = kept_cuts(every_ten_minutes, KeptCuts(hourly="48h", daily="35d"), now)
     assert kept[-1].made_us == now
-    ages_h = [(now - one.made_us) / 3_600_000_000 for one in kept]
+    ages_h = [(now - kept_cut.made_us) / 3_600_000_000 for kept_cut in kept]
     assert sum(age <= 48 for age in ages_h) == pytest.approx(49, abs=1)
     assert sum(age > 48 for age in ages_h) == pytest.approx(33, abs=1)
     assert max(ages_h) <= 35 * 24
@@ -120,7 +120,7 @@ def test_our_newest_snapshot_stays_below_those_of_others_that_compact(table: Tab
     table.refresh()
     forget(table, {}, table.metadata.snapshots[-1].timestamp_ms * 1000 + DAY_US)
     left = table.refresh().metadata.snapshots
-    assert [one.summary[RUN] if one.summary else None for one in left] == ["run-5", None]
+    assert [snapshot.summary[RUN] if snapshot.summary else None for snapshot in left] == ["run-5", None]
 
 
 def test_the_branch_of_a_killed_run_goes_after_days(table: Table, tmp_path: Path) -> None:

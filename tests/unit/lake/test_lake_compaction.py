@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,10 +12,12 @@ from pyiceberg.expressions import GreaterThanOrEqual
 from pyiceberg.manifest import DataFileContent, ManifestEntryStatus
 from pyiceberg.table import Table
 
-from cdc_core.lake import compaction, data_files
+from cdc_core.lake import compaction, data_files, truncated
 from cdc_core.lake.compaction import DELETED_SHARE, MERGED_FILES
+from cdc_core.lake.data_files import in_order
+from cdc_core.lake.lake_schema import DELETED
 from cdc_core.lake.snapshots import head
-from tests.lab.made_lake import MadeLake, Winner, delete, deleted_share, upsert
+from tests.lab.made_lake import MadeLake, Winner, delete, deleted_share, truncate, upsert
 
 COLUMNS = [("id", pa.int64()), ("v", pa.string())]
 RUNS = 144  # a day of one every ten minutes
@@ -78,7 +81,7 @@ def test_many_small_runs_leave_few_files(lake: MadeLake) -> None:
         if run % 12 == 0:
             require_summary_of_its_manifests(lake.table())
             require_summary_of_its_manifests(lake.table(tombstones=True))
-            assert {one["id"]: one["v"] for one in lake.scanned()} == expected
+            assert {row["id"]: row["v"] for row in lake.scanned()} == expected
     assert most <= MERGED_FILES + 1
 
 
@@ -101,8 +104,8 @@ def test_deletes_of_a_file_replace_those_that_it_had(lake: MadeLake) -> None:
     found = []
     for run in range(5):
         lake.apply(delete(2 + run, run * 2, None))
-        (one,) = lake.live().files
-        found.append((one.rows, one.deleted, len(one.deletes)))
+        (file,) = lake.live().files
+        found.append((file.rows, file.deleted, len(file.deletes)))
         require_summary_of_its_manifests(lake.table())
     assert found == [(100, count, 1) for count in range(1, 6)]
 
@@ -124,9 +127,9 @@ def test_a_file_of_which_nothing_is_left_disappears(lake: MadeLake) -> None:
 def test_a_first_run_may_have_deletes_alone(lake: MadeLake) -> None:
     lake.apply(delete(1, 1, None))
     assert lake.scanned() == []
-    assert [one["id"] for one in lake.scanned(tombstones=True)] == [1]
+    assert [row["id"] for row in lake.scanned(tombstones=True)] == [1]
     lake.apply(upsert(2, 1, "x"))
-    assert [one["id"] for one in lake.scanned()] == [1]
+    assert [row["id"] for row in lake.scanned()] == [1]
     assert lake.scanned(tombstones=True) == []
 
 
@@ -152,6 +155,36 @@ def test_rows_of_many_bytes_that_compress_well_are_merged_within_bounds(
     for run in range(9):
         lake.apply(*rows(5000 + run, 1, seq=2 + run))
     assert before <= {file.path for file in lake.live().files}
+
+
+@pytest.mark.parametrize("flagged", [False, True])
+def test_a_large_file_of_others_is_written_again_in_parts(
+    flagged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = MadeLake(tmp_path, COLUMNS, flagged=flagged)
+    with pytest.MonkeyPatch.context() as other:
+        other.setattr(data_files, "GROUP_ROWS", 10)
+        other.setattr(data_files, "FILE_GROUPS", 1000)
+        lake.apply(*rows(0, 400, value="x" * 1000))
+    assert [file.groups for file in lake.live().files] == [40]
+    monkeypatch.setattr(data_files, "GROUP_BYTES", 15_000)
+    monkeypatch.setattr(data_files, "FILE_GROUPS", 4)
+    sizes: list[int] = []
+
+    def spied(found: pa.Table, key: Sequence[str]) -> pa.Table:
+        sizes.append(found.nbytes)
+        return in_order(found, key)
+
+    for module in (compaction, truncated):
+        monkeypatch.setattr(module, "in_order", spied)
+    lake.apply(*(delete(2, at, None) for at in range(0, 400, 4)))
+    assert (sum(sizes) > 300_000, max(sizes) <= 60_000) == (True, True)
+    assert {row["id"] for row in lake.scanned() if not row.get(DELETED)} == {at for at in range(400) if at % 4}
+    sizes.clear()
+    lake.apply(truncate(3))
+    assert (sum(sizes) > 300_000, max(sizes, default=0) <= 60_000) == (flagged, True)
+    assert [row["id"] for row in lake.scanned() if not row.get(DELETED)] == []
+    assert len(lake.scanned()) == 400 * flagged
 
 
 def test_long_texts_in_one_row_group_hide_no_row_of_another(lake: MadeLake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,9 +73,9 @@ def found_in(lake: MadeLake) -> list[LakeRows]:
 
 def erase(lake: MadeLake, cuts: tuple[int, ...] = ()) -> list[dict[int, int]]:
     appointed = []
-    for one in found_in(lake):
-        appointed.append(appoint(one, cuts))
-        expire(one)
+    for rows in found_in(lake):
+        appointed.append(appoint(rows, cuts))
+        expire(rows)
     return appointed
 
 
@@ -219,13 +219,13 @@ def test_a_flagged_row_goes_from_the_mirror(tmp_path: Path) -> None:
 
 def test_files_of_killed_attempts_go_if_they_may_have_the_rows(lake: MadeLake, tmp_path: Path) -> None:
     (folder,) = (tmp_path / "warehouse" / "shop").glob("t-*/data")
-    rows = sorted(folder.glob("*.parquet"), key=lambda one: one.stat().st_size)
+    rows = sorted(folder.glob("*.parquet"), key=lambda path: path.stat().st_size)
     strays = {name: folder / f"{name}.parquet" for name in ("whole", "half", "other")}
     mine = next(row for row in rows if CANARY in str(pa.parquet.read_table(row).to_pylist()))
     shutil.copy(mine, strays["whole"])
     strays["half"].write_bytes(mine.read_bytes()[:100])
     pa.parquet.write_table(pa.table({"x": [1]}), strays["other"])
-    records = (one for one in seen(written(folder.parent / "metadata"), CANARY) if one.endswith(": records"))
+    records = (text for text in seen(written(folder.parent / "metadata"), CANARY) if text.endswith(": records"))
     manifest = Path(next(records).removesuffix(": records"))
     raw = manifest.read_bytes()
     parts = {f"{size}-m0.avro": raw[:size] for size in (0, 4, 100, *range(2000, len(raw), 150), len(raw))}

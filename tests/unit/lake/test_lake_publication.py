@@ -24,6 +24,7 @@ from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.compaction import Rewrite, rewritten
 from cdc_core.lake.lake_ledger import published_runs
 from cdc_core.lake.lake_schema import DELETED
+from cdc_core.lake.lake_tables import create, tombstones_of
 from cdc_core.lake.publication import publish
 from cdc_core.lake.snapshots import NUMBER, FileChange, head, on_branch, pointing, said, snapshot_of, table_files
 from tests.lab.made_lake import LOGICAL, NAME, Applied, MadeLake, delete, truncate, upsert
@@ -38,7 +39,7 @@ def lake(tmp_path: Path) -> MadeLake:
 
 def heads(lake: MadeLake) -> list[int | None]:
     found = (head(lake.table()), head(lake.table(tombstones=True)))
-    return [one.snapshot_id if one is not None else None for one in found]
+    return [snapshot.snapshot_id if snapshot is not None else None for snapshot in found]
 
 
 @pytest.mark.slow
@@ -115,7 +116,7 @@ def halves_seen(lake: MadeLake) -> Iterator[list[tuple[str, ...]]]:
 def test_attempts_that_meet_at_the_commit_leave_one_published(tmp_path: Path) -> None:
     lakes = [MadeLake(tmp_path, COLUMNS), MadeLake(tmp_path, COLUMNS)]
     lakes[0].apply(upsert(1, 0, 0))
-    done = [one.attempt(upsert(2, 0, 7), delete(2, 1, 0), run="same") for one in lakes]
+    done = [made_lake.attempt(upsert(2, 0, 7), delete(2, 1, 0), run="same") for made_lake in lakes]
     assert publish(lakes[1].catalog, done[1].snapshots)
     with pytest.raises(RetryLater) as refused:
         publish(lakes[0].catalog, done[0].snapshots)
@@ -149,7 +150,7 @@ def test_a_truncate_of_which_the_tombstone_alone_was_published_is_completed(tmp_
         publish(lake.catalog, lake.attempt(*changes).snapshots[:1])
         assert len(lake.scanned()) == 2
         lake.apply(*changes)
-        rows = {one["id"]: (one["v"], one.get(DELETED, False)) for one in lake.scanned()}
+        rows = {row["id"]: (row["v"], row.get(DELETED, False)) for row in lake.scanned()}
         assert rows == ({0: (7, False), 1: (0, True), 2: (0, True)} if flagged else {0: (7, False)})
         assert len(lake.scanned(tombstones=True)) == (1 if flagged else 2)
 
@@ -169,7 +170,7 @@ def test_a_table_that_somebody_else_has_written_to_is_left_alone(lake: MadeLake)
     assert heads(lake) == before
     roll_back(lake, done.snapshots[1].base or 0)
     lake.apply(upsert(2, 0, 5), delete(2, 1, 0))
-    assert [(one["id"], one["v"]) for one in lake.scanned()] == [(0, 5)]
+    assert [(row["id"], row["v"]) for row in lake.scanned()] == [(0, 5)]
 
 
 def test_a_foreign_compaction_in_between_is_followed(lake: MadeLake) -> None:
@@ -182,7 +183,7 @@ def test_a_foreign_compaction_in_between_is_followed(lake: MadeLake) -> None:
         publish(lake.catalog, done.snapshots)
     assert refused.value.code == "lake.compacted"
     lake.apply(upsert(100, 0, 100), upsert(100, 50, 100), delete(100, 7, 0))
-    found = {one["id"]: one["v"] for one in lake.scanned()}
+    found = {row["id"]: row["v"] for row in lake.scanned()}
     expected = {change.row[0]: change.row[1] for change in changes if change.row} | {0: 100, 50: 100}
     assert found == {key: value for key, value in expected.items() if key != 7}
     assert len(lake.scanned()) == len(found)
@@ -195,7 +196,7 @@ def compacted(lake: MadeLake) -> None:
     mirror = tables.mirror(*tables.live())
     unordered = replace(mirror.rows, key=("v",))
     made = rewritten(unordered, Rewrite(tuple(mirror.live), {}))
-    change = FileChange(tuple(made), frozenset(one.path for one in mirror.live))
+    change = FileChange(tuple(made), frozenset(file.path for file in mirror.live))
     new = snapshot_of(live, change, tables.schema, {})
     on_branch(replace(new, summary=Summary(Operation.REPLACE)), "main")
 
@@ -274,7 +275,7 @@ def test_a_tag_that_a_reader_sets_at_the_same_moment_disturbs_nothing(
     monkeypatch.setattr(lake.catalog, "load_table", with_a_tag)
     assert publish(lake.catalog, done.snapshots)
     assert {"one", "two"} <= set(other.table().metadata.refs)
-    assert heads(other) == [one.snapshot for one in reversed(done.snapshots)]
+    assert heads(other) == [snapshot.snapshot for snapshot in reversed(done.snapshots)]
 
 
 def test_a_snapshot_that_was_expired_before_it_was_published_is_missed(lake: MadeLake) -> None:
@@ -293,8 +294,26 @@ def test_a_mirror_that_was_rolled_back_without_its_tombstones_is_brought_up_agai
     roll_back(lake, first.snapshots[0].snapshot)
     assert len(lake.scanned()) == 2
     lake.apply(*changes)
-    assert [(one["id"], one["v"]) for one in lake.scanned()] == [(2, 20)]
+    assert [(row["id"], row["v"]) for row in lake.scanned()] == [(2, 20)]
     assert len(lake.scanned(tombstones=True)) == 1
+
+
+def test_tombstones_that_were_dropped_are_missed(lake: MadeLake) -> None:
+    lake.apply(upsert(1, 1, 1), delete(1, 7, 7))
+    lake.catalog.drop_table(tombstones_of(NAME))
+    create(lake.catalog, NAME, lake.rule, lake.row)
+    with pytest.raises(DataAtRisk) as refused:
+        lake.apply(upsert(0, 7, 7))
+    assert (refused.value.code, "another name" in refused.value.remedy) == ("lake.foreign_write", True)
+
+
+def test_a_table_of_any_name_has_a_folder_of_its_own(lake: MadeLake) -> None:
+    name = ("shop", "größe #1?%2f t")
+    create(lake.catalog, name, lake.rule, lake.row)
+    table = lake.catalog.load_table(name)
+    table.append(pa.table([[77], [1], [b"x"]], table.schema().as_arrow()))
+    assert table.scan().to_arrow().num_rows == 1
+    assert name[1] not in table.location()
 
 
 def test_tombstones_that_were_rolled_back_without_their_mirror_are_missed(lake: MadeLake) -> None:
@@ -307,4 +326,4 @@ def test_tombstones_that_were_rolled_back_without_their_mirror_are_missed(lake: 
         lake.apply(upsert(1, 1, 1))  # late
     assert refused.value.code == "lake.foreign_write"
     assert "t__deleted" in str(refused.value)
-    assert [one["id"] for one in lake.scanned()] == [5]
+    assert [row["id"] for row in lake.scanned()] == [5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.types import LongType
 
-from cdc_core.errors import Refused
+from cdc_core.errors import ColumnsMissing, Refused
 from cdc_core.lake.lake_schema import evolved, first_schema
-from cdc_core.lake.lake_tables import followed
+from cdc_core.lake.lake_tables import followed, key_names, opened
+from cdc_core.lake.ordered_rows import KeySpan
 from cdc_core.model.version import VERSION_COLUMN
-from tests.lab.made_lake import MadeLake, delete, upsert
+from cdc_core.operations.verify.lake_rows import MirrorRows
+from tests.lab.made_lake import NAME, MadeLake, delete, upsert
 
 Columns = list[tuple[str, pa.DataType]]
 INT, LONG, TEXT = pa.int32(), pa.int64(), pa.string()
@@ -120,8 +123,8 @@ def test_a_key_that_became_wider_is_found_and_buried(tmp_path: Path) -> None:
     lake.apply(upsert(2, 1 << 40, 3), upsert(2, 1, 10), delete(2, 2))
     lake.apply(delete(3, 1 << 40))
     lake.apply(upsert(2, 1 << 40, 3), upsert(1, 2, 2), upsert(0, 3, 1))  # late ones
-    assert [(one["id"], one["v"]) for one in lake.scanned()] == [(1, 10)]
-    assert sorted(one["id"] for one in lake.scanned(tombstones=True)) == [2, 3, 1 << 40]
+    assert [(row["id"], row["v"]) for row in lake.scanned()] == [(1, 10)]
+    assert sorted(row["id"] for row in lake.scanned(tombstones=True)) == [2, 3, 1 << 40]
 
 
 def test_the_columns_of_a_key_may_be_in_another_order_than_those_of_the_table(tmp_path: Path) -> None:
@@ -129,8 +132,8 @@ def test_the_columns_of_a_key_may_be_in_another_order_than_those_of_the_table(tm
     lake.apply(upsert(1, 1, "x", 1), delete(1, 2, "y"))
     lake.alter([("a", LONG), ("b", TEXT), ("v", INT), ("w", INT)])
     lake.apply(upsert(2, 1 << 40, "x", 2, 3), upsert(0, 2, "y", 1), delete(2, 1, "x"))
-    assert [(one["a"], one["w"]) for one in lake.scanned()] == [(1 << 40, 3)]
-    assert [(one["b"], one["a"]) for one in lake.scanned(tombstones=True)] == [("x", 1), ("y", 2)]
+    assert [(row["a"], row["w"]) for row in lake.scanned()] == [(1 << 40, 3)]
+    assert [(row["b"], row["a"]) for row in lake.scanned(tombstones=True)] == [("x", 1), ("y", 2)]
 
 
 def test_a_decimal_key_that_became_wider_is_found(tmp_path: Path) -> None:
@@ -139,7 +142,32 @@ def test_a_decimal_key_that_became_wider_is_found(tmp_path: Path) -> None:
     lake.apply(upsert(1, Decimal("1.00"), 1), delete(1, Decimal("2.50")))
     lake.alter([("id", wide), ("v", INT)])
     lake.apply(upsert(2, Decimal("1.00"), 2), delete(2, Decimal("123456789.00")), upsert(0, Decimal("2.50"), 0))
-    assert [(one["id"], one["v"]) for one in lake.scanned()] == [(Decimal("1.00"), 2)]
+    assert [(row["id"], row["v"]) for row in lake.scanned()] == [(Decimal("1.00"), 2)]
+
+
+def test_a_key_follows_its_columns_names_and_another_one_needs_another_mirror(tmp_path: Path) -> None:
+    lake = MadeLake(tmp_path, [("id", INT), ("v", INT)])
+    lake.apply(upsert(1, 1, 1), upsert(1, 2, 2), delete(1, 3))
+    with lake.table(tombstones=True).update_schema() as schema:
+        schema.add_column("theirs", LongType())
+    lake.apply(delete(2, 1))
+    unseen, other = replace(lake.rule, key=("number",)), replace(lake.rule, key=("v",))
+    with pytest.raises(ColumnsMissing) as early:
+        opened(lake.catalog, NAME, unseen)
+    assert "follows a column that was renamed" in early.value.remedy
+    with pytest.raises(Refused) as refused:
+        opened(lake.catalog, NAME, other)
+    assert (type(refused.value), "lockstep meta accept" in refused.value.remedy) == (Refused, True)
+    for name, renames in (("number", [("id", "number")]), ("Number", [])):
+        lake.rule, lake.key = replace(lake.rule, key=(name,)), (name,)
+        lake.row = [pa.field(name, INT), pa.field("v", INT)]
+        followed(opened(lake.catalog, NAME, lake.rule, renames), lake.row, renames)
+        assert key_names(lake.opened().tombstones) == (name,)
+    unpublished = MirrorRows(lake.table(), ("NUMBER",)).rows.between(["Number", "v"], KeySpan())
+    assert unpublished.to_pylist() == [{"Number": 2, "v": 2}]
+    lake.apply(delete(3, 2), upsert(2, 3, 3), upsert(1, 1, 7))
+    assert [(one["Number"], one["v"]) for one in lake.scanned()] == [(3, 3)]
+    assert {one["Number"] for one in lake.scanned(tombstones=True)} == {1, 2}
 
 
 def test_a_dropped_column_keeps_its_values_in_rows_that_do_not_change(tmp_path: Path) -> None:
@@ -147,7 +175,7 @@ def test_a_dropped_column_keeps_its_values_in_rows_that_do_not_change(tmp_path: 
     source.write((1, 1, "one", None, None), (2, 2, "two", None, None))
     source.alter([column for column in source.columns if column[0] != "b"])
     source.write((2, 22, None, None))
-    assert {one["id"]: one["b"] for one in source.lake.scanned()} == {1: "one", 2: None}
+    assert {row["id"]: row["b"] for row in source.lake.scanned()} == {1: "one", 2: None}
 
 
 def test_a_column_that_is_dropped_and_added_again_has_its_field_id(tmp_path: Path) -> None:

@@ -57,21 +57,23 @@ class FlaggedMirror:
 
     def apply(self, winners: Iterable[Winner]) -> None:
         every = list(winners)
-        self.emptied = max((self.emptied, *(one for one in every if one.row is None)), key=lambda one: one.seq)
+        self.emptied = max(
+            (self.emptied, *(change for change in every if change.row is None)), key=lambda change: change.seq
+        )
         for key, (value, change) in self.rows.items():
             if change.op == "u" and change.seq < self.emptied.seq:
                 self.rows[key] = value, self.emptied
-        for one in every:
-            if one.row is not None and one.seq > self.emptied.seq:
-                key = one.row[: self.width]
-                if key not in self.rows or self.rows[key][1].seq < one.seq:
-                    self.rows[key] = one.row[self.width], one
+        for change in every:
+            if change.row is not None and change.seq > self.emptied.seq:
+                key = change.row[: self.width]
+                if key not in self.rows or self.rows[key][1].seq < change.seq:
+                    self.rows[key] = change.row[self.width], change
 
     def expected(self) -> dict[tuple[Any, ...], tuple[Any, bytes, bool, dt.datetime | None]]:
         """By key: value, version, whether deleted, when."""
         return {
-            key: (value, one.version, one.op != "u", None if one.op == "u" else moment(one.ts_us))
-            for key, (value, one) in self.rows.items()
+            key: (value, winner.version, winner.op != "u", None if winner.op == "u" else moment(winner.ts_us))
+            for key, (value, winner) in self.rows.items()
         }
 
 
@@ -90,10 +92,14 @@ class World:
 
     def expected(self) -> tuple[dict[tuple[Any, ...], tuple[Any, bytes]], dict[tuple[Any, ...], bytes]]:
         """(rows by key, tombstones by key); a TRUNCATE's has a key of nulls."""
-        emptied = max((one.seq for one in self.known.values() if one.row is None), default=-1)
-        last = last_of(one for one in self.known.values() if one.seq > emptied)
-        rows = {key: (one.row[self.width], one.version) for key, one in last.items() if one.row and one.op == "u"}
-        buried = {key: one.version for key, one in last.items() if one.op == "d"}
+        emptied = max((change.seq for change in self.known.values() if change.row is None), default=-1)
+        last = last_of(change for change in self.known.values() if change.seq > emptied)
+        rows = {
+            key: (change.row[self.width], change.version)
+            for key, change in last.items()
+            if change.row and change.op == "u"
+        }
+        buried = {key: change.version for key, change in last.items() if change.op == "d"}
         if emptied >= 0:
             buried[(None,) * self.width] = self.known[emptied].version
         return rows, buried
@@ -101,7 +107,7 @@ class World:
 
 def winners_of(changes: Sequence[Winner]) -> list[Winner]:
     """As merge makes them of a batch: the last change of each key, unless a TRUNCATE came after it."""
-    emptied = max((change for change in changes if change.row is None), key=lambda one: one.seq, default=None)
+    emptied = max((change for change in changes if change.row is None), key=lambda change: change.seq, default=None)
     last = last_of(change for change in changes if emptied is None or change.seq > emptied.seq)
     return [*last.values(), *([emptied] if emptied is not None else [])]
 
@@ -157,8 +163,8 @@ def test_a_mirror_that_keeps_deleted_rows_loses_no_key(kind: str, seed: int, tmp
         assert len(rows) == len(found)
         assert found == model.expected()
         present, buried = world.expected()  # whatever the order of the runs
-        assert {key: one[:2] for key, one in found.items() if not one[2]} == present
-        entombed = [tuple(one.values()) for one in lake.scanned(tombstones=True)]
+        assert {key: row[:2] for key, row in found.items() if not row[2]} == present
+        entombed = [tuple(row.values()) for row in lake.scanned(tombstones=True)]
         assert entombed == [(*key, version) for key, version in buried.items() if None in key]
         assert lake.apply(*winners).snapshots == [], "a repeated run changed something"
 
@@ -168,13 +174,13 @@ def test_a_row_under_the_key_of_a_deleted_one_is_another_row(tmp_path: Path) -> 
     lake = MadeLake(tmp_path, [("id", pa.int64()), ("v", pa.int64())], flagged=True)
     lake.apply(upsert(1, 0, 10), upsert(1, 1, 11), upsert(1, 2, 12))
     lake.apply(Winner(2, (0, None), "d", absent=("v",)), Winner(3, (9, None), "d", absent=("v",)), delete(4, 1, 21))
-    deleted = {one["id"]: one["v"] for one in lake.scanned() if one[DELETED]}
+    deleted = {row["id"]: row["v"] for row in lake.scanned() if row[DELETED]}
     assert deleted == {0: 10, 9: None, 1: 21}  # as the mirror had it, as nobody knows it, as the log has it
     with pytest.raises(ValuesAbsent):
         lake.attempt(Winner(5, (0, None), absent=("v",)))
     done = lake.apply(upsert(6, 0, 7), Winner(6, (1, 8), born=False), delete(7, 9, 1))
     assert done.classes == {RowClass.INSERT: 1, RowClass.REVIVED: 1, RowClass.ABSENT: 1}
-    assert {one["id"]: (one["v"], one[DELETED]) for one in lake.scanned()} == {
+    assert {row["id"]: (row["v"], row[DELETED]) for row in lake.scanned()} == {
         0: (7, False), 1: (8, False), 2: (12, False), 9: (1, True),
     }  # fmt: skip
 
@@ -217,10 +223,10 @@ def require_as_expected(lake: MadeLake, world: World, names: list[str]) -> None:
     rows, buried = world.expected()
     found = lake.scanned()
     assert len(found) == len(rows)
-    assert {tuple(one[name] for name in names): (one["v"], one[VERSION_COLUMN]) for one in found} == rows
+    assert {tuple(row[name] for name in names): (row["v"], row[VERSION_COLUMN]) for row in found} == rows
     entombed = lake.scanned(tombstones=True)
     assert len(entombed) == len(buried)
-    assert {tuple(one[name] for name in names): one[VERSION_COLUMN] for one in entombed} == buried
+    assert {tuple(row[name] for name in names): row[VERSION_COLUMN] for row in entombed} == buried
     for live in (lake.live(), lake.live(tombstones=True)):
         assert all(len(file.deletes) <= 1 and deleted_share(file) <= DELETED_SHARE for file in live.files)
 

@@ -95,7 +95,7 @@ def test_ranges_have_each_row_once_and_in_order(
         if part:  # others may have written the first one in any order
             rows = in_order(rows, KEY)
         some += live(files, rows, gone)
-        left = [one for at, one in enumerate(keys_of(rows)) if at not in gone]
+        left = [key for at, key in enumerate(keys_of(rows)) if at not in gone]
         expected |= set(left)
 
     def place(key: Key) -> Key:

@@ -51,9 +51,9 @@ def test_a_mirror_stays_right_without_its_old_tombstones(
         for other in dice.choices(range(number + 1), k=dice.randint(0, 2)):
             lake.apply(*winners_of(batches[other]))
         known = [change for batch in batches[: number + 1] for change in batch]
-        emptied = max((one.seq for one in known if one.row is None), default=0)
-        last = last_of(one for one in known if one.seq > emptied)
-        rows = {key[0]: one.row[1] for key, one in last.items() if one.op == "u" and one.row}
+        emptied = max((change.seq for change in known if change.row is None), default=0)
+        last = last_of(change for change in known if change.seq > emptied)
+        rows = {key[0]: change.row[1] for key, change in last.items() if change.op == "u" and change.row}
         assert {row["id"]: row["v"] for row in lake.scanned()} == rows
     forget_tombstones(lake.table(tombstones=True), {"one": 1000})
     assert len(buried(lake)) <= 1 + len(last) // 4
@@ -78,3 +78,11 @@ def test_a_run_that_began_before_does_not_publish_over_it(lake: MadeLake) -> Non
         publish(lake.catalog, late.snapshots)
     lake.apply(upsert(5, 15, 7), upsert(50, 16, 7))
     assert [(row["id"], row["v"]) for row in lake.scanned()] == [(16, 7)]
+
+
+def test_they_stay_where_they_are_compared_by_time_with_what_another_source_may_still_bring(lake: MadeLake) -> None:
+    lake.apply(*(Winner(seq, (seq, 0), "d", ts_us=100) for seq in range(1, 101)))
+    assert forget_tombstones(lake.table(tombstones=True), {"one": 200, "two": 0}) == 0
+    lake.apply(Winner(7, (500, 1), source="two", ts_us=50))
+    assert [(row["id"], row["v"]) for row in lake.scanned()] == [(500, 1)]
+    assert forget_tombstones(lake.table(tombstones=True), {"one": 200}) == 99

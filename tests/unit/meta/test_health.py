@@ -31,7 +31,7 @@ def found(line: Line, now_us: int = START_US + HOUR_US) -> tuple[Problem, ...]:
 
 
 def seen(line: Line, now_us: int = START_US + HOUR_US) -> list[tuple[str, str]]:
-    return [(one.level.value, one.code or one.subject) for one in found(line, now_us)]
+    return [(problem.level.value, problem.code or problem.subject) for problem in found(line, now_us)]
 
 
 def error(kind: type[LockstepError] = DataAtRisk, code: str = "source.log_lost") -> LockstepError:
@@ -49,11 +49,11 @@ def test_a_failed_extract_is_said_with_all_it_said_until_the_position_or_the_wat
     line.meta.failures.keep("extract", "shop", error(RetryLater, "connection.unreachable"))
     line.meta.failures.keep("extract", "shop", error())
     line.meta.failures.keep("extract", "shop", error())
-    (one,) = line.meta.status.find().failures
-    assert (one.code, one.what, one.where, one.remedy, one.exit_class, one.times) == (
+    (failure,) = line.meta.status.find().failures
+    assert (failure.code, failure.what, failure.where, failure.remedy, failure.exit_class, failure.times) == (
         "source.log_lost", "It broke.", "binlog.000001:4", "copy it", "data at risk", 2,
     )  # fmt: skip
-    assert one.first_us <= one.failed_us
+    assert failure.first_us <= failure.failed_us
     line.meta.of("other").failures.keep("extract", "shop", error())
     assert seen(line) == [("failed", "source.log_lost")]
     reached = line.meta.positions.checkpoint("shop")
@@ -191,7 +191,7 @@ def test_a_watermark_that_was_withdrawn_is_a_lag_that_nobody_knows(line: Line) -
     assert not problems(status, HOURLY, ["shop"], [])
     later = replace(status, now_us=status.now_us + 3 * HOUR_US)
     what = [problem.what for problem in problems(later, HOURLY, ["shop"], [])]
-    assert [" late by " in one and "was extracted last at" in one for one in what] == [True, False]
+    assert [" late by " in text and "was extracted last at" in text for text in what] == [True, False]
     assert "may be purged already" in what[1]
     back = way_back_document(line.meta, Cutover("c1", "there", "line", "WATCH"), "24h")
     assert (back["ready"], back["lag_s"], "not ready: lag unknown" in back["said"]) == (False, None, True)
@@ -222,11 +222,11 @@ def test_rows_that_a_verification_found_to_differ_are_said_until_they_are_repair
         line.meta.verifications.finish(lease, "t", mode, summary)
 
     def said() -> list[str]:
-        return [one.what for one in found(line)]
+        return [problem.what for problem in found(line)]
 
     ended("ordered", 1, {"orders": 3, "items": 1}, 4)
     assert said() == ["4 rows of items, orders differ from the source."]
-    assert [(one.level, one.exit_code) for one in found(line)] == [(Level.FAILED, 4)]
+    assert [(problem.level, problem.exit_code) for problem in found(line)] == [(Level.FAILED, 4)]
     assert problems(replace(line.meta.status.find(["t"]), now_us=0), HOURLY, ["shop"], ["another"]) == ()
     ended("random", 2, {"orders": 3, "items": 1})  # it has seen none of them
     assert said() == ["4 rows of items, orders differ from the source."]
@@ -257,12 +257,12 @@ def test_rows_that_a_target_rejected_are_said_first_until_they_were_taken_or_fou
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     first = rejecting(line, "first", 2)
     assert seen(line) == [("failed", "target.row_error")]
-    (one,) = found(line)
-    assert (one.exit_code, one.where, "--requeue first" in one.remedy) == (4, "first", True)
-    assert "2 rows of shop.orders" in one.what
+    (problem,) = found(line)
+    assert (problem.exit_code, problem.where, "--requeue first" in problem.remedy) == (4, "first", True)
+    assert "2 rows of shop.orders" in problem.what
     line.stage(manifest(1), until_us=START_US + HOUR_US)
     rejecting(line, "second", 1)
-    assert [one.where for one in found(line)] == ["first", "second"]
+    assert [listed.where for listed in found(line)] == ["first", "second"]
 
     # A replay of the first run's batches says itself what is lacking of them.
     repeated = replace(first, run_id="again", replay=True)
@@ -270,9 +270,9 @@ def test_rows_that_a_target_rejected_are_said_first_until_they_were_taken_or_fou
     line.meta.runs.claim(PlannedRun("again", "line", None, repeated.path, repeated.digest, replays=True), ())
     line.apply(repeated)
     line.commit(repeated)
-    assert [one.run_id for one in line.meta.ledgers.set_aside("t")] == ["second"]
+    assert [rejected.run_id for rejected in line.meta.ledgers.set_aside("t")] == ["second"]
     line.meta.ledgers.settle("t", before_us=1)
-    assert [one.run_id for one in line.meta.ledgers.set_aside("t")] == ["second"]
+    assert [rejected.run_id for rejected in line.meta.ledgers.set_aside("t")] == ["second"]
     line.meta.ledgers.settle("t", before_us=line.meta.now_us() + 1)
     assert seen(line) == []
 

@@ -53,8 +53,8 @@ def test_the_batches_of_several_sources_are_those_of_the_latest_windows(line: Li
     line.stage(*(manifest(number, window=number) for number in range(40)))
     line.stage(*(manifest(number, source="other", window=number) for number in range(40)))
     found = seen(line).batches
-    assert {one.source for one in found} == {"shop", "other"}
-    assert min(one.window_start_us for one in found) == START_US + 15 * HOUR_US
+    assert {batch.source for batch in found} == {"shop", "other"}
+    assert min(batch.window_start_us for batch in found) == START_US + 15 * HOUR_US
 
 
 def test_each_run_has_its_targets_and_all_of_its_ledgers(line: Line) -> None:

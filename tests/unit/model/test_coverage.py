@@ -12,8 +12,8 @@ from cdc_core.model.json_codec import parsed, text_of
 COPIED = TableCoverage(How.COPIED, 20, 0, "binlog.000001:20", base_seq=10)
 
 
-def cascaded(known: TableCoverage | None, seq: int) -> TableCoverage:
-    return after(known, TableEvent("shop.items", Happened.CASCADED, seq, 0, "binlog.000001:4"))
+def cascaded(coverage: TableCoverage | None, seq: int) -> TableCoverage:
+    return after(coverage, TableEvent("shop.items", Happened.CASCADED, seq, 0, "binlog.000001:4"))
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,15 @@ def test_a_table_is_whole_if_a_copy_began_after_all_that_keys_did(
 @pytest.mark.parametrize("how", [How.EMPTY, How.EXISTING])
 @pytest.mark.parametrize("seq", [5, 15])
 def test_a_copy_is_due_wherever_the_table_was_seen(how: How, seq: int) -> None:
-    known = cascaded(TableCoverage(how, 10, 0, ""), seq)
-    assert (known.cascaded, known.due) == (True, True)
-    copied = TableCoverage(How.COPIED, 20, 0, "", base_seq=16, cascaded_seq=known.cascaded_seq)
-    assert settled({"t": known}, {"t": copied})["t"].whole
+    coverage = cascaded(TableCoverage(how, 10, 0, ""), seq)
+    assert (coverage.cascaded, coverage.due) == (True, True)
+    copied = TableCoverage(How.COPIED, 20, 0, "", base_seq=16, cascaded_seq=coverage.cascaded_seq)
+    assert settled({"t": coverage}, {"t": copied})["t"].whole
 
 
 def test_a_table_that_is_gone_or_not_captured_is_not_concerned() -> None:
-    for one in (TableCoverage(How.CREATED, 10, 0, "", absent_seq=12), TableCoverage(How.ISOLATED, 10, 0, "")):
-        assert cascaded(one, 30) is one
+    for coverage in (TableCoverage(How.CREATED, 10, 0, "", absent_seq=12), TableCoverage(How.ISOLATED, 10, 0, "")):
+        assert cascaded(coverage, 30) is coverage
 
 
 @pytest.mark.parametrize("how", [How.EXISTING, How.CAPTURED_AGAIN, How.UNLOGGED])
@@ -84,5 +84,5 @@ def test_the_next_copy_makes_it_whole() -> None:
 
 
 def test_it_is_read_as_it_was_written() -> None:
-    one = cascaded(COPIED, 30)
-    assert parsed(TableCoverage, text_of(one)) == one
+    coverage = cascaded(COPIED, 30)
+    assert parsed(TableCoverage, text_of(coverage)) == coverage

@@ -23,5 +23,5 @@ FORMER, LATER = (
 )
 def test_a_copy_defines_a_table_as_of_its_read(files: list[tuple[str, TableSchema, int]], last: TableSchema) -> None:
     planned = tuple(PlannedFile("p", 1, schema.id, batch, 1, "", seq) for batch, schema, seq in files)
-    plan = RunPlan("r", "line", "file:///s", 0, 1, (), (), {one.id: one for one in (FORMER, LATER)})
+    plan = RunPlan("r", "line", "file:///s", 0, 1, (), (), {schema.id: schema for schema in (FORMER, LATER)})
     assert plan.current_schemas(MergeTable("t", ("id",), planned)) == (last,)

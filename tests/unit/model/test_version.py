@@ -28,7 +28,7 @@ TOLD = st.builds(Version, st.just(0) | NUMBERS, NUMBERS, st.integers(0, 300), SO
 
 @given(TOLD, TOLD)
 def test_origins_differ_where_both_versions_say_theirs(a: Version, b: Version) -> None:
-    said = {one.origin for one in (a, b) if one.commit_ts_us}  # one that was taken over says none
+    said = {version.origin for version in (a, b) if version.commit_ts_us}  # one that was taken over says none
     assert other_origin(encode(a), encode(b)) is (len(said) == 2 and "" not in said)
     assert not other_origin(encode(a), b"")
 
@@ -65,6 +65,6 @@ def test_many_versions_encode_as_one(versions: list[Version]) -> None:
 @given(st.lists(st.none() | st.just(b"") | (VERSIONS | TOLD).map(encode), max_size=8))
 def test_the_latest_place_of_each_source_whatever_its_clock_said(versions: list[bytes | None]) -> None:
     expected: dict[str, int] = {}
-    for one in map(decode, filter(None, versions)):
-        expected[one.source] = max(one.seq, expected.get(one.source, 0))
+    for version in map(decode, filter(None, versions)):
+        expected[version.source] = max(version.seq, expected.get(version.source, 0))
     assert latest_places(pa.array(versions, pa.binary())) == expected

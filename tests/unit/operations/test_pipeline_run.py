@@ -28,4 +28,4 @@ def test_runs_that_begin_in_one_second_have_different_ids_whatever_their_process
     """Those of two containers may both be 1."""
     ids = {fresh_run_id("shop", "cli") for _ in range(100)}
     assert len(ids) == 100
-    assert all(one.startswith("shop-cli-20") for one in ids)
+    assert all(run_id.startswith("shop-cli-20") for run_id in ids)

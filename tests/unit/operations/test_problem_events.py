@@ -170,7 +170,7 @@ def test_of_several_processes_at_once_one_tells(line: Line) -> None:
     fail(line, Refused)
     for solved in (False, True):
         with ThreadPoolExecutor(8) as pool:
-            found = [one for each in pool.map(lambda _: told(line), range(8)) for one in each]
+            found = [event for each in pool.map(lambda _: told(line), range(8)) for event in each]
         assert found == [("connection.denied", "It broke.", solved)]
         line.meta.failures.clear("plan", "")
 

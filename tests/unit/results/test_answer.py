@@ -239,8 +239,8 @@ def test_fewer_digits_than_the_scale_are_filled_with_zeros_and_more_refused() ->
 
 def test_the_type_of_a_decimal_expression_has_room_for_all_its_digits() -> None:
     def kind(length: int, decimals: int, *, unsigned: bool = False) -> tuple[int | None, int | None]:
-        found = type_of(ResultColumn("x", 246, unsigned, 63, length, decimals))
-        return found.precision, found.scale
+        column_type = type_of(ResultColumn("x", 246, unsigned, 63, length, decimals))
+        return column_type.precision, column_type.scale
 
     assert kind(12, 2) == (10, 2)
     assert kind(11, 2, unsigned=True) == (10, 2)
@@ -250,12 +250,12 @@ def test_the_type_of_a_decimal_expression_has_room_for_all_its_digits() -> None:
 
 def test_a_vector_that_is_announced_as_a_binary_string_is_the_one_of_the_log() -> None:
     """As MariaDB does. As text it is something else."""
-    one = values.selected(Column("v", ColumnType("vector", length=2)))
+    selected = values.selected(Column("v", ColumnType("vector", length=2)))
     binary, text = (ResultColumn("v", TypeCode.VAR_STRING, False, collation, 8, 0) for collation in (63, 46))
-    values.require_same([one], [binary], where="d.t")
+    values.require_same([selected], [binary], where="d.t")
     with pytest.raises(UnlikeDefinition):
-        values.require_same([one], [text], where="d.t")
+        values.require_same([selected], [text], where="d.t")
     raw = np.frombuffer(np.array([1.5, -2], "<f4").tobytes(), np.uint8)
     located = Located(raw, np.array([[0, 0]]), np.array([[8, -1]], np.int32))
-    array, literals = values.decode(one, located, 0, "d.t")
-    assert (array.to_pylist(), array.type, literals) == ([[1.5, -2.0], None], one.column.type.arrow, None)
+    array, literals = values.decode(selected, located, 0, "d.t")
+    assert (array.to_pylist(), array.type, literals) == ([[1.5, -2.0], None], selected.column.type.arrow, None)

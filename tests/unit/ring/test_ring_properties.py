@@ -58,18 +58,18 @@ class RingAgainstAList(RuleBasedStateMachine):
         if rotate:
             end = Position(0, f"binlog.{begin.number + 1:06d}", 4)
         items, size = self.weigh(self.acked, len(self.entries))
-        more_items = sum(one.rows + 1 for one in made)
-        more_bytes = sum(one.size_bytes for one in made)
+        more_items = sum(transaction.rows + 1 for transaction in made)
+        more_bytes = sum(transaction.size_bytes for transaction in made)
         empty = self.acked == len(self.entries)
         fits = empty or (items + more_items <= self.limit_items and size + more_bytes <= self.limit_bytes)
         assert self.ring.try_put(block(made, begin, end=end)) is fits
         if fits:
             self.resume = self.resume or begin
-            for index, one in enumerate(made):
+            for index, transaction in enumerate(made):
                 start = Position(0, begin.file, begin.offset + ENTRY_BYTES * index)
                 last = index == len(made) - 1
                 stop = end if last else Position(0, begin.file, start.offset + ENTRY_BYTES)
-                self.entries.append((one, start, stop))
+                self.entries.append((transaction, start, stop))
             self.next = end
 
     @rule(max_items=st.one_of(st.none(), st.integers(1, 12)), max_bytes=st.one_of(st.none(), st.integers(1, 7000)))
@@ -96,7 +96,7 @@ class RingAgainstAList(RuleBasedStateMachine):
         assert got.range.ack == (self.boundary(whole[-1]) if whole else None)
         assert got.range.continues == (self.entries[stop - 1][0].kind == EntryKind.PART)
         assert (got.items, got.size_bytes) == self.weigh(self.taken, stop)
-        assert np.concatenate([one.entries.rows for one in got.blocks]).tolist() == [
+        assert np.concatenate([taken_block.entries.rows for taken_block in got.blocks]).tolist() == [
             made.rows for made, _, _ in self.entries[self.taken : stop]
         ]
         self.taken = stop
@@ -201,10 +201,10 @@ def test_two_threads_lose_nothing_and_keep_the_order():
                 Made(kind=kind, rows=sizes.randint(0, 9), ts=sent + i, size_bytes=sizes.randint(0, 9000))
                 for i, kind in enumerate(kinds)
             ]
-            one = block(made, place)
-            while not ring.put(one, timeout_s=sizes.choice([None, 0.001])):
+            made_block = block(made, place)
+            while not ring.put(made_block, timeout_s=sizes.choice([None, 0.001])):
                 pass
-            place, sent = one.end, sent + count
+            place, sent = made_block.end, sent + count
         ring.close()
 
     producer = threading.Thread(target=produce, daemon=True)
@@ -215,7 +215,7 @@ def test_two_threads_lose_nothing_and_keep_the_order():
     while True:
         taken = ring.take(max_items=choices.choice([None, 1, 20]), timeout_s=choices.choice([None, 0.001]))
         if taken is not None:
-            stamps = [int(ts) for one in taken.blocks for ts in one.entries.commit_ts_us]
+            stamps = [int(ts) for taken_block in taken.blocks for ts in taken_block.entries.commit_ts_us]
             pending.append((taken.range.last, stamps))
         must = ring.starved or ring.drained
         if pending and choices.random() < 0.05 and not must:

@@ -10,11 +10,11 @@ from tests.lab.foreign_python import PACKAGES
 
 
 def test_the_list_names_every_package_that_the_code_of_executors_imports_at_once() -> None:
-    """By what the modules of write, filter and merge import when they are imported, all of them in this repository."""
+    """By what write, filter, merge and suites import when they are imported, all of them in this repository."""
     root = Path(__file__).parents[3]
     seen: set[Path] = set()
     others: set[str] = set()
-    pending = [root / "spark_jobs" / f"{name}.py" for name in ("filter", "write", "merge", "probe")]
+    pending = [root / "spark_jobs" / f"{name}.py" for name in ("filter", "write", "merge", "suite_parts", "probe")]
     while pending:
         path = pending.pop()
         if path in seen:
@@ -28,7 +28,7 @@ def test_the_list_names_every_package_that_the_code_of_executors_imports_at_once
                 top = name.partition(".")[0]
                 if top in ("cdc_core", "spark_jobs"):
                     found = root.joinpath(*name.split("."))
-                    pending += [one for one in (found.with_suffix(".py"), found / "__init__.py") if one.is_file()]
+                    pending += [file for file in (found.with_suffix(".py"), found / "__init__.py") if file.is_file()]
                 elif top not in sys.stdlib_module_names:
                     others.add(top)
     assert others - set(PACKAGES) == {"pyspark"}

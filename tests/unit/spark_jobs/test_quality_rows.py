@@ -14,7 +14,7 @@ TEXTS = ["", "a", "a\tb", "\\N", "\\L", "0xd2", None]
 
 
 def rows(schema: pa.Schema, found: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"_cdc_op": "u", **one} for one in found], schema=schema)
+    return pa.RecordBatch.from_pylist([{"_cdc_op": "u", **row} for row in found], schema=schema)
 
 
 def test_rows_have_the_same_identity_only_if_all_of_their_values_are_the_same_bit_by_bit() -> None:

@@ -48,7 +48,7 @@ def test_a_frame_is_judged_without_a_hash_of_all_its_values(monkeypatch: pytest.
         gxe.ExpectColumnValuesToBeUnique(column="long"),
         gxe.ExpectColumnValuesToNotBeNull(column="nothing", mostly=0.0),
     ],
-    ids=lambda one: f"{type(one).__name__} {one.column}",
+    ids=lambda expectation: f"{type(expectation).__name__} {expectation.column}",
 )
 def test_what_a_suite_may_ask_of_right_rows_is_met_in_memory(expectation: Any) -> None:
     long = [Decimal("12345678901234567.01"), Decimal("12345678901234567.02"), None]

@@ -110,4 +110,4 @@ def test_a_copy_of_its_table_heals_a_damaged_part_for_all_but_the_history_before
     since = stage_reader.change_batches(store, chain, TABLE, since=AsOf(position=chain[1].begin.position))
     assert sum(batch.num_rows for batch in since) == 3
     store.delete(chain[2].parts[0].path)
-    assert [one.healed for one in manifest.verify(store, "shop", deep=True)] == [True, False]
+    assert [damage.healed for damage in manifest.verify(store, "shop", deep=True)] == [True, False]

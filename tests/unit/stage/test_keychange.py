@@ -25,8 +25,8 @@ ROW = {"day": DAY, "name": "a", "note": "x"}
 
 
 def count(*changes: Change) -> int:
-    one = block([Made(changes=changes)], Position(0, "binlog.000001", 4))
-    return key_changes(one.tables[0].rows, SCHEMA.key)
+    made_block = block([Made(changes=changes)], Position(0, "binlog.000001", 4))
+    return key_changes(made_block.tables[0].rows, SCHEMA.key)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,8 @@ def test_an_update_counts_where_its_key_differs(after, before, literal, changed)
 
 def test_a_slice_counts_its_own_rows():
     moved = Change(SCHEMA, "u", ROW, ROW | {"name": "b"})
-    one = block([Made(changes=[moved, moved, Change(SCHEMA, "u", ROW, ROW), moved])], Position(0, "binlog.000001", 4))
-    rows = one.tables[0].rows
+    made_block = block(
+        [Made(changes=[moved, moved, Change(SCHEMA, "u", ROW, ROW), moved])], Position(0, "binlog.000001", 4)
+    )
+    rows = made_block.tables[0].rows
     assert [key_changes(rows.slice(i, 2), SCHEMA.key) for i in range(3)] == [2, 1, 1]

@@ -196,7 +196,7 @@ def test_a_part_with_a_field_of_another_type_or_a_path_of_another_batch_is_not_r
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for name, one in inner for found in places(one, (*path, name)))]
+    return [path, *(found for name, part in inner for found in places(part, (*path, name)))]
 
 
 def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
@@ -232,7 +232,7 @@ def test_no_manifest_whatever_it_says_makes_a_reader_fail_oddly(tmp_path, data):
         store.put("original", store.get(path))
     document = json.loads(store.get("original"))
     for _ in range(data.draw(st.integers(1, 2))):
-        place = data.draw(st.sampled_from([one for one in places(document) if one and one[0] != "version"]))
+        place = data.draw(st.sampled_from([drawn for drawn in places(document) if drawn and drawn[0] != "version"]))
         document = changed(document, place, data.draw(st.just(...) | JSON))
     text = json.dumps(document).encode()
     store.put(path, text[: data.draw(st.sampled_from([None, len(text) // 2]))])

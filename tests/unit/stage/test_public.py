@@ -43,8 +43,8 @@ def staged(folder: Path, *batches: Sequence[Made], source: str = "shop", whole: 
         window = (hour * HOUR_US, (hour + 1) * HOUR_US)
         made_batches.append(written(store, begin, made, source=source, window=window, watermark_us=window[1]))
         begin += len(made)
-    for one in covered(made_batches) if whole else made_batches:
-        manifest.commit(store, one)
+    for batch in covered(made_batches) if whole else made_batches:
+        manifest.commit(store, batch)
     return folder
 
 

@@ -243,9 +243,9 @@ def test_a_row_that_moves_from_one_source_table_to_another_is_there_in_whatever_
     )
     expected = [(1, "again"), (3, "moved"), (4, "moved"), (5, "5"), (6, "moved"), (7, "4")]
     assert rows(table_state(store, batches, "orders"), "id", "note") == expected
-    one = stage(store, [Made([insert(8)], ts=10), Made([delete(8)], ts=30)], source="a")
+    batch = stage(store, [Made([insert(8)], ts=10), Made([delete(8)], ts=30)], source="a")
     other = stage(store, [Made([insert(8, "moved")], ts=20)], source="b")
-    assert rows(table_state(store, [*one, *other], "shop.orders"), "id", "note") == [(8, "moved")]
+    assert rows(table_state(store, [*batch, *other], "shop.orders"), "id", "note") == [(8, "moved")]
 
 
 WIDER = TableSchema(
@@ -440,8 +440,15 @@ def staged_history(store, history: History, schema: TableSchema, cuts: Sequence[
         for seq in range(max(change.seq for change in server.log) + 1):
             own = [change for change in server.log if change.seq == seq]
             changes = [
-                Change(schema, one.op, dict(one.row), one.before and dict(one.before), one.literal, absent=one.absent)
-                for one in own
+                Change(
+                    schema,
+                    change.op,
+                    dict(change.row),
+                    change.before and dict(change.before),
+                    change.literal,
+                    absent=change.absent,
+                )
+                for change in own
             ]
             made[-1].append(Made(changes, ts=own[0].ts_us if own else 0))
             if cuts[seq % len(cuts)]:
@@ -478,13 +485,13 @@ def compare_with_the_model(tmp_path_factory, sources, minimal, keyed, data, cuts
         assert Counter(as_read(row) for row in found) == nets(drawn.changes, NAMES)
         return
     said = {at: winner for at, winner in winners(drawn.changes, NAMES, KEY, apart=True).items() if winner.op == "u"}
-    values = [tuple("?" if isinstance(one.values[name], Unknown) else one.values[name] for name in NAMES)
-              for one in said.values()]  # fmt: skip
+    values = [tuple("?" if isinstance(row.values[name], Unknown) else row.values[name] for name in NAMES)
+              for row in said.values()]  # fmt: skip
     assert sorted(map(str, (as_read(row, json.loads(row["_cdc_absent"] or "[]")) for row in found))) == sorted(
         map(str, values)
     )
     assert {(row["a"], row["b"]): row["_cdc_seq"] for row in found} == {
-        key: at(one.order[0]).seq for key, one in said.items()
+        key: at(row.order[0]).seq for key, row in said.items()
     }
     if sources == 1 and not minimal:
         in_order = by_source["s0"]

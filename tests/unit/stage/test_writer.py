@@ -98,7 +98,7 @@ def test_a_manifest_tells_what_the_batch_holds(store, begin):
 
 
 def test_rows_read_back_with_every_column_as_they_were_added(store, begin):
-    one = block(
+    made_block = block(
         [
             Made(
                 [insert(1, "é😀"), Change(ORDERS, "u", {"id": 2, "note": None}, {"id": 3, "note": ""})],
@@ -110,11 +110,11 @@ def test_rows_read_back_with_every_column_as_they_were_added(store, begin):
         START,
     )
     writer = begin()
-    writer.add(one)
+    writer.add(made_block)
     manifest = writer.finish(Checkpoint(at(2)))
     table = pq.ParquetFile(store.local_path(manifest.parts[0].path)).read()
     assert table.schema.equals(staged_schema(ORDERS))
-    assert table.to_pylist() == one.tables[0].rows.to_pylist()
+    assert table.to_pylist() == made_block.tables[0].rows.to_pylist()
 
 
 def test_small_blocks_are_gathered_into_one_row_group(store, begin):
@@ -327,11 +327,11 @@ def test_a_block_that_does_not_continue_the_batch_is_refused(begin):
 
 
 def test_rows_without_the_columns_of_their_definition_are_refused(begin):
-    one = block([Made([insert(1)])], START)
-    rows = one.tables[0]
+    made_block = block([Made([insert(1)])], START)
+    rows = made_block.tables[0]
     object.__setattr__(rows, "rows", rows.rows.drop_columns(["_cdc_gtid"]))
     with raises(InternalError, "internal.defect"):
-        begin().add(one)
+        begin().add(made_block)
 
 
 @pytest.mark.parametrize("when", ["gathered", "flushed"])
@@ -460,9 +460,9 @@ def test_many_parts_are_durable_before_finish_returns_and_few_are_open_at_a_time
 
     def watching_open(*arguments: Any, **options: Any) -> int:
         held = []
-        for one in os.listdir("/proc/self/fd"):
+        for descriptor in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):  # another thread has closed it meanwhile
-                held.append(name(int(one)))
+                held.append(name(int(descriptor)))
         opened.append(len([path for path in held if path.endswith(".parquet")]))
         return real_open(*arguments, **options)
 

@@ -18,7 +18,7 @@ from tests.lab.made_line import WINDOW, Line, pipeline
 from tests.lab.refusals import refusal
 
 B = [manifest(number, tables={"shop.orders": 4, "shop.items": 2}) for number in range(2)]
-IDS = tuple(one.batch_id for one in B)
+IDS = tuple(batch.batch_id for batch in B)
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_a_commit_run_twice_changes_nothing_even_when_the_runs_files_are_gone(li
     line.apply(run)
     first = line.commit(run)
     before = line.meta.records.find("t", IDS), line.meta.ledgers.find("r"), line.meta.runs.find("r")
-    for found in list(line.store.list(f"{run.root}/")):
-        line.store.delete(found.path)
+    for info in list(line.store.list(f"{run.root}/")):
+        line.store.delete(info.path)
     second = line.commit(run)
     assert (second.moved, second.tables) == (0, first.tables)
     assert (first.again, second.again) == (False, True)

@@ -59,8 +59,8 @@ class Staged:
         self.entries += len(made)
         batch = writer.finish(Checkpoint(at(self.entries), watermark_us=window[1]))
         if not self.batches:
-            known = TableCoverage(How.CREATED, begin.position.seq - 1, 0, str(begin.position), None)
-            batch = replace(batch, coverage=dict.fromkeys(("shop.orders", "shop.items"), known))
+            coverage = TableCoverage(How.CREATED, begin.position.seq - 1, 0, str(begin.position), None)
+            batch = replace(batch, coverage=dict.fromkeys(("shop.orders", "shop.items"), coverage))
         self.line.stage(batch)
         self.batches.append(batch)
         return batch
@@ -104,7 +104,7 @@ class Staged:
         return [info.path for info in self.line.store.list(prefix)]
 
     def problems(self, *, deep: bool = True) -> list[tuple[str, str]]:
-        return [(one.code, one.path) for one in manifest.verify(self.line.store, "shop", deep=deep)]
+        return [(problem.code, problem.path) for problem in manifest.verify(self.line.store, "shop", deep=deep)]
 
 
 def insert(number: int, schema: TableSchema = ORDERS, note: str = "n", **more: Any) -> Change:
@@ -128,26 +128,27 @@ def staged(tmp_path: Path) -> Iterator[Staged]:
     """Two days: four batches and three, in several hours, with an update of a key, late data, and another table."""
     line = Line.open(tmp_path)
     with line.meta:
-        one = Staged(line, tmp_path, [])
+        made = Staged(line, tmp_path, [])
         hour = HOUR_US
-        one.stage(1 * hour, Made([insert(1), insert(2), insert(1, ITEMS)], ts=1 * hour + 1))
-        one.stage(2 * hour, Made([update(1)], ts=2 * hour + 5), Made([insert(3)], ts=2 * hour + 9))
+        made.stage(1 * hour, Made([insert(1), insert(2), insert(1, ITEMS)], ts=1 * hour + 1))
+        made.stage(2 * hour, Made([update(1)], ts=2 * hour + 5), Made([insert(3)], ts=2 * hour + 9))
         # Late: its own time is an hour before its window.
-        one.stage(3 * hour, Made([insert(4)], ts=1 * hour + 30), Made([update(2, 20)], ts=3 * hour + 1))
-        one.stage(4 * hour, Made([delete(1)], ts=4 * hour + 1), Made([insert(2, ITEMS)], ts=4 * hour + 2))
-        one.stage(25 * hour, Made([insert(5)], ts=25 * hour + 1))
-        one.stage(26 * hour, Made([insert(6)], ts=26 * hour + 1))
-        one.stage(27 * hour, Made([insert(7)], ts=27 * hour + 1))
-        yield one
+        made.stage(3 * hour, Made([insert(4)], ts=1 * hour + 30), Made([update(2, 20)], ts=3 * hour + 1))
+        made.stage(4 * hour, Made([delete(1)], ts=4 * hour + 1), Made([insert(2, ITEMS)], ts=4 * hour + 2))
+        made.stage(25 * hour, Made([insert(5)], ts=25 * hour + 1))
+        made.stage(26 * hour, Made([insert(6)], ts=26 * hour + 1))
+        made.stage(27 * hour, Made([insert(7)], ts=27 * hour + 1))
+        yield made
 
 
 def test_a_closed_day_becomes_one_file_per_table_and_every_reader_sees_the_same(staged: Staged) -> None:
     staged.line.done("all")
     before, parts = staged.seen(), staged.paths("changes/")
     done = staged.compact()
-    assert [(one.label, one.batches, one.files_before, one.files, one.rows) for one in done.ranges] == [
-        ("19700101", 4, 6, 2, 9)
-    ]
+    assert [
+        (compacted.label, compacted.batches, compacted.files_before, compacted.files, compacted.rows)
+        for compacted in done.ranges
+    ] == [("19700101", 4, 6, 2, 9)]
     assert staged.seen() == before
     made = staged.paths("compacted/")
     assert [path.split("/")[1:3] for path in made] == [
@@ -168,11 +169,11 @@ def test_values_are_compared_by_their_bits(tmp_path: Path, monkeypatch: pytest.M
     vector = TableSchema("shop", "vectors", (*ORDERS.columns, Column("v", ColumnType("vector", length=2))))
     line = Line.open(tmp_path)
     with line.meta:
-        one = Staged(line, tmp_path, [])
+        made = Staged(line, tmp_path, [])
         for hour in (1, 2, 30):
             row = {"id": hour, "note": "n", "v": [math.nan, -0.0]}
             change = Change(vector, "u", row, row)
-            one.stage(hour * HOUR_US, Made([change], ts=hour * HOUR_US + 1))
+            made.stage(hour * HOUR_US, Made([change], ts=hour * HOUR_US + 1))
         line.done("all")
         add = PartFile.add
 
@@ -182,8 +183,8 @@ def test_values_are_compared_by_their_bits(tmp_path: Path, monkeypatch: pytest.M
 
         with monkeypatch.context() as broken:
             broken.setattr(PartFile, "add", unsigned)
-            assert refusal(one.compact).code == "stage.damaged"
-        assert [(each.files_before, each.files) for each in one.compact().ranges] == [(2, 1)]
+            assert refusal(made.compact).code == "stage.damaged"
+        assert [(each.files_before, each.files) for each in made.compact().ranges] == [(2, 1)]
 
 
 def test_the_newest_day_and_what_a_target_lacks_stay_as_they_are(staged: Staged) -> None:
@@ -192,11 +193,11 @@ def test_the_newest_day_and_what_a_target_lacks_stay_as_they_are(staged: Staged)
     done = staged.compact()
     assert (done.ranges, done.held_by) == ((), {"shop": f"t has not committed {staged.batches[1].batch_id}"})
     staged.line.done("second", window=(2 * HOUR_US, 24 * HOUR_US))
-    assert [one.label for one in staged.compact().ranges] == ["19700101"]
+    assert [compacted.label for compacted in staged.compact().ranges] == ["19700101"]
     staged.line.done("third")
     assert staged.compact().ranges == ()
     staged.stage(50 * HOUR_US, Made([insert(8)], ts=50 * HOUR_US))
-    assert [one.label for one in staged.compact().ranges] == ["19700102"]
+    assert [compacted.label for compacted in staged.compact().ranges] == ["19700102"]
 
 
 def test_windows_are_compacted_too_and_a_later_compaction_by_day_takes_what_is_left(staged: Staged) -> None:
@@ -205,9 +206,14 @@ def test_windows_are_compacted_too_and_a_later_compaction_by_day_takes_what_is_l
     staged.stage(50 * HOUR_US, Made([insert(10)], ts=50 * HOUR_US + 2))
     staged.line.done("all")
     before = staged.seen()
-    assert [(one.label, one.batches) for one in staged.compact(by=By.WINDOW).ranges] == [("19700102T030000Z", 2)]
+    assert [(compacted.label, compacted.batches) for compacted in staged.compact(by=By.WINDOW).ranges] == [
+        ("19700102T030000Z", 2)
+    ]
     assert staged.seen() == before
-    assert [(one.label, one.batches) for one in staged.compact().ranges] == [("19700101", 4), ("19700102", 2)]
+    assert [(compacted.label, compacted.batches) for compacted in staged.compact().ranges] == [
+        ("19700101", 4),
+        ("19700102", 2),
+    ]
     assert staged.seen() == before
     assert staged.problems() == []
 
@@ -218,9 +224,9 @@ def test_a_dry_run_says_the_same_and_writes_nothing(staged: Staged) -> None:
     told = staged.compact(dry_run=True)
     assert staged.paths("") == before
     done = staged.compact()
-    assert [replace(one, size_bytes=0) for one in done.ranges] == list(told.ranges)
+    assert [replace(compacted, size_bytes=0) for compacted in done.ranges] == list(told.ranges)
     told = staged.removed(dry_run=True)
-    assert [(one.files, one.held_by) for one in told.removed] == [(6, "")]
+    assert [(removed.files, removed.held_by) for removed in told.removed] == [(6, "")]
     assert set(before) <= set(staged.paths(""))
 
 
@@ -231,7 +237,7 @@ def test_without_the_originals_every_reader_still_sees_the_same(staged: Staged) 
     assert staged.compact(older_than_us=60_000_000).removed == ()  # they stay for the age that was asked for
     assert len(staged.paths("changes/")) == 9
     done = staged.removed()
-    assert [(one.files, one.held_by) for one in done.removed] == [(6, "")]
+    assert [(removed.files, removed.held_by) for removed in done.removed] == [(6, "")]
     assert staged.seen() == before
     assert len(staged.paths("changes/")) == 3
     assert (staged.problems(), staged.problems(deep=False)) == ([], [])
@@ -346,7 +352,7 @@ def test_of_two_that_both_believe_to_have_the_turn_one_counts(staged: Staged, mo
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(len(one.ranges) for one in done) == [0, 1]
+    assert sorted(len(compacted.ranges) for compacted in done) == [0, 1]
     monkeypatch.undo()
     assert staged.seen() == before
     retention.sweep(opened_line(staged.line), older_than_s=-1)
@@ -451,7 +457,7 @@ def test_what_an_unfinished_replay_reads_is_not_removed(staged: Staged) -> None:
     assert len(staged.paths("changes/")) == 9
     staged.line.apply(made)
     staged.line.commit(made)
-    assert [one.held_by for one in staged.removed().removed] == [""]
+    assert [removed.held_by for removed in staged.removed().removed] == [""]
 
 
 def test_what_another_target_has_not_committed_is_not_removed(staged: Staged) -> None:
@@ -513,7 +519,7 @@ def test_definitions_come_one_after_the_other(tmp_path: Path) -> None:
         staged.stage(30 * HOUR_US, Made([insert(30)], ts=30 * HOUR_US))
         line.done("all")
         before = staged.seen()
-        assert [one.files for one in staged.compact().ranges] == [3]
+        assert [compacted.files for compacted in staged.compact().ranges] == [3]
         assert staged.seen() == before
         staged.removed()
         assert staged.seen() == before

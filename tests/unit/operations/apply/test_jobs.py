@@ -28,10 +28,10 @@ def pipeline(uri: str = "file:///stage", extra: str = "") -> Pipeline:
 
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "spark.md"
-EXAMPLES = [yaml.safe_load(one)["spark"] for one in re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)]
+EXAMPLES = [yaml.safe_load(text)["spark"] for text in re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)]
 
 
-@pytest.mark.parametrize("spark", EXAMPLES, ids=lambda one: one["master"].partition(":")[0])
+@pytest.mark.parametrize("spark", EXAMPLES, ids=lambda spark: spark["master"].partition(":")[0])
 def test_spark_is_told_what_the_document_of_each_spark_says(spark: dict[str, object]) -> None:
     made = parse(yaml.safe_dump({**yaml.safe_load(YAML), "spark": spark}), where="docs/spark.md")
     found = settings_of(made, made.spark.master)

@@ -61,7 +61,7 @@ def test_what_adds_up_is_closed_with_the_stale_of_filter_and_write_together() ->
 
 
 def test_equal_rows_are_part_of_the_written_ones_and_can_be_no_more() -> None:
-    (entry,) = ledger.close(PLAN, "t", [MERGE], [FILTER], [replace(one, equal=one.written) for one in WRITE])
+    (entry,) = ledger.close(PLAN, "t", [MERGE], [FILTER], [replace(counts, equal=counts.written) for counts in WRITE])
     assert (entry.written, entry.equal) == (6, 6)
     assert "equal 7 > written 6" in problem(written=[replace(WRITE[0], equal=7), WRITE[1]])
 
@@ -73,11 +73,11 @@ def test_equal_rows_are_part_of_the_written_ones_and_can_be_no_more() -> None:
 )
 def test_any_single_figure_that_is_wrong_is_found(where: str, field: int, by: int) -> None:
     merge, filtered, written = MERGE, FILTER, list(WRITE)
-    one = {"merge": merge, "filter": filtered, "write": written[0]}[where]
+    counts = {"merge": merge, "filter": filtered, "write": written[0]}[where]
     others = ("table", "shard", "equal", "number", "truncates", "files")
-    names = [name for name in one.__slots__ if name not in others]
+    names = [name for name in counts.__slots__ if name not in others]
     name = names[field % len(names)]
-    bent = replace(one, **{name: getattr(one, name) + by})
+    bent = replace(counts, **{name: getattr(counts, name) + by})
     assert TABLE in problem(
         [bent] if where == "merge" else [merge],
         [bent] if where == "filter" else [filtered],

@@ -27,7 +27,7 @@ from tests.lab.opened import opened_line
 from tests.lab.refusals import refusal
 
 B = [manifest(number) for number in range(6)]
-IDS = tuple(one.batch_id for one in B)
+IDS = tuple(batch.batch_id for batch in B)
 
 
 def taken(run: RunPlan, target: str = "t") -> tuple[str, ...]:
@@ -186,8 +186,8 @@ def test_a_failed_run_planned_again_is_planned(line: Line) -> None:
     first = line.plan("r")
     line.meta.runs.record_failure("r", "the target was away")
     assert line.plan("r") == first
-    known = line.meta.runs.find("r")
-    assert (known.state.value, known.last_error) == ("PLANNED", None)
+    run = line.meta.runs.find("r")
+    assert (run.state.value, run.last_error) == ("PLANNED", None)
 
 
 def test_an_empty_run_planned_again_takes_what_was_staged_since(line: Line) -> None:
@@ -291,7 +291,7 @@ def test_targets_that_wait_for_the_same_and_merge_alike_share_one_merge_set(line
     assert [run.target(name).merge_set for name in "tuvwxy"] == ["0", "1", "1", "2", "3", "4"]
     assert [len(taken(run, name)) for name in "tuvwxy"] == [1, 2, 2, 2, 2, 2]
     merged = [run.merge_set(number).tables[0] for number in "01234"]
-    assert [(one.key, one.on_truncate) for one in merged] == [
+    assert [(table.key, table.on_truncate) for table in merged] == [
         (("id",), "stop"), (("id",), "stop"), (("v",), "stop"), (("id",), "apply"), (("id",), "ignore"),
     ]  # fmt: skip
     assert plan.load(line.meta, line.store, "r") == run
@@ -527,8 +527,14 @@ def test_a_run_that_is_planned_again_with_other_batches_shares_no_folder_with_it
     second = line.plan("r")
     assert taken(second) == IDS[2:3]
     folders = [
-        {one.merged_folder("0"), one.filtered_folder("t"), one.written_folder("t"), one.quality_folder("t"), one.path}
-        for one in (first, second)
+        {
+            run_plan.merged_folder("0"),
+            run_plan.filtered_folder("t"),
+            run_plan.written_folder("t"),
+            run_plan.quality_folder("t"),
+            run_plan.path,
+        }
+        for run_plan in (first, second)
     ]
     assert folders[0].isdisjoint(folders[1])
     assert plan.load(line.meta, line.store, "r") == second

@@ -25,7 +25,7 @@ from tests.lab.opened import opened_line
 from tests.lab.refusals import refusal
 
 B = [manifest(number, window=number // 2, tables={"shop.orders": 3, "shop.items": 2}) for number in range(6)]
-IDS = tuple(one.batch_id for one in B)
+IDS = tuple(batch.batch_id for batch in B)
 
 
 @pytest.fixture
@@ -64,11 +64,11 @@ def test_a_replay_takes_consumed_batches_too_and_moves_no_record(line: Line) -> 
 
 def test_a_replay_from_a_batch_takes_the_copied_rows_at_its_beginning(line: Line) -> None:
     batches = {batch.batch_id: batch for batch in line.meta.batches.find("shop")}
-    here, earlier = (batches[one] for one in (IDS[3], IDS[2]))
+    here, earlier = (batches[batch] for batch in (IDS[3], IDS[2]))
     copied = replace(here, end=here.begin, batch_id=f"{here.batch_id}+000000000001")
-    found = Selection("t", first={"shop": here.begin.seq})
-    assert [found.takes(one) for one in (earlier, copied, here)] == [False, True, True]
-    assert not found.takes(replace(earlier, end=earlier.begin))
+    selection = Selection("t", first={"shop": here.begin.seq})
+    assert [selection.takes(batch) for batch in (earlier, copied, here)] == [False, True, True]
+    assert not selection.takes(replace(earlier, end=earlier.begin))
 
 
 def test_lost_copied_rows_are_replayed_from_the_place_where_they_are_staged(line: Line) -> None:
@@ -93,8 +93,8 @@ def test_deletes_of_a_repair_are_replayed_without_what_came_before_them(line: Li
 def test_a_replay_that_is_not_committed_is_planned_and_its_failure_is_kept(line: Line) -> None:
     plan(line, "r")
     line.meta.runs.record_failure("r", "spark died", target="t")
-    known = line.meta.runs.find("r")
-    assert (known.state, known.last_error) == (RunState.FAILED, "spark died")
+    run = line.meta.runs.find("r")
+    assert (run.state, run.last_error) == (RunState.FAILED, "spark died")
     assert taken(plan(line, "r")) == IDS
 
 
@@ -234,7 +234,7 @@ def test_changes_without_all_values_are_replayed_only_upon_what_the_target_has_o
     tables = {"shop.orders": 1}
     more = [manifest(6, tables={"shop.items": 1}), *(manifest(at, tables=tables, absent_rows=1) for at in (7, 8, 9))]
     line.stage(*more)
-    ids = tuple(one.batch_id for one in more)
+    ids = tuple(batch.batch_id for batch in more)
     assert taken(plan(line, "behind", first={"shop": more[1].begin.position.seq})) == ids[1:]
     for chosen in ({"first": {"shop": B[1].begin.position.seq}}, {"batches": frozenset(ids[3:])}):
         error = refusal(lambda chosen=chosen: plan(line, "part", "new", **chosen))

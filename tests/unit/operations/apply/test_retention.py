@@ -31,7 +31,7 @@ from tests.lab.opened import opened_line
 from tests.lab.refusals import refusal
 
 B = [manifest(number, window=number) for number in range(6)]
-IDS = tuple(one.batch_id for one in B)
+IDS = tuple(batch.batch_id for batch in B)
 NEVER = 1 << 60
 
 
@@ -49,7 +49,7 @@ def purge(line: Line, cutoff_us: int = NEVER, **options: Any) -> Purged:
 
 
 def staged(line: Line) -> list[str]:
-    return [one.batch_id for one in chain(line.store, "shop")]
+    return [listed.batch_id for listed in chain(line.store, "shop")]
 
 
 def files(line: Line) -> set[str]:
@@ -335,7 +335,7 @@ def test_a_run_stays_as_long_as_its_target_lacks_rows_that_it_set_aside(line: Li
     line.commit(run)
     done = purge(line, forget_us=NEVER)
     assert (done.sources[0].batches, done.runs, done.forgotten_runs) == (5, (), 0)
-    assert [one.run_id for one in line.meta.ledgers.set_aside("t")] == ["first"]
+    assert [rejected.run_id for rejected in line.meta.ledgers.set_aside("t")] == ["first"]
     assert line.store.stat(run.path) is not None
     line.meta.ledgers.settle("t", run_id="first")
     done = purge(line, forget_us=NEVER)

@@ -33,11 +33,11 @@ def run(tmp_path: Path, load: Load) -> Iterator[Staged]:
     line = Line.open(tmp_path)
     with line.meta:
         counting: Any = Counting(line.store)
-        one = Staged(Line(line.pipeline, line.meta, counting, {}), tmp_path, [])
+        made = Staged(Line(line.pipeline, line.meta, counting, {}), tmp_path, [])
         for hour in range(load.batches):
             changes = [insert(hour, table_named(at)) for at in range(load.tables)]
-            one.stage(hour * HOUR_US, Made(changes, ts=hour * HOUR_US + 1))
-        yield one
+            made.stage(hour * HOUR_US, Made(changes, ts=hour * HOUR_US + 1))
+        yield made
 
 
 def counted(run: Staged) -> Counting:

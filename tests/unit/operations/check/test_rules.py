@@ -31,7 +31,7 @@ def found(tables: dict[str, Any] | None = None, seen: Seen = SEEN, **keys: Any) 
     }  # fmt: skip
     findings = Findings()
     check_rules(parse(yaml.safe_dump(pipeline | keys), where="test"), [seen], LOGICAL, findings)
-    return [(one.status, one.what) for one in findings.made]
+    return [(finding.status, finding.what) for finding in findings.made]
 
 
 def test_what_a_rule_may_match_in_columns_that_the_account_may_not_see_is_not_decided_and_other_rules_are() -> None:

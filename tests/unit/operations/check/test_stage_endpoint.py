@@ -24,5 +24,5 @@ def test_a_bucket_in_plain_text_beyond_loopback_is_warned_of(
 ) -> None:
     monkeypatch.setattr("cdc_core.operations.check.check_writable", lambda store: None)
     asked = pipeline(tmp_path, stage={"uri": "s3://b/p", "s3_endpoint": endpoint}, targets=[])
-    found = [finding for finding in check(asked).findings if finding.subject == "stage" and finding.status == "warn"]
-    assert ["plain text" in one.what for one in found] == [True] * warned
+    findings = [finding for finding in check(asked).findings if finding.subject == "stage" and finding.status == "warn"]
+    assert ["plain text" in finding.what for finding in findings] == [True] * warned

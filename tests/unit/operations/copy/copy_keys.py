@@ -129,7 +129,9 @@ class Shape:
         database.execute("ATTACH ':memory:' AS shop")
         database.execute(f"CREATE TABLE shop.t ({', '.join(columns)}, v INTEGER, PRIMARY KEY ({key}))")
         marks = ", ".join("?" * (len(self.schema.key) + 1))
-        database.executemany(f"INSERT INTO shop.t VALUES ({marks})", [(*one, value) for one, value in rows.items()])
+        database.executemany(
+            f"INSERT INTO shop.t VALUES ({marks})", [(*row_key, value) for row_key, value in rows.items()]
+        )
         return database
 
 
@@ -152,8 +154,8 @@ def _shape(name: str, key: Mapping[str, Sequence[Sequence[Any]]], collation: Col
 _FEW = [[1], [2]]
 INT = _shape("int", {"id": [[number] for number in range(6)]})
 TEXT_SHAPES = {
-    one.name: one
-    for one in (
+    shape.name: shape
+    for shape in (
         _shape("padded text", {"k": TEXTS[GENERAL]}, GENERAL),
         _shape("text", {"k": TEXTS[UNICODE_9]}, UNICODE_9),
         _shape("int and padded text", {"id": _FEW, "k": TEXTS[GENERAL][1:4]}, GENERAL),

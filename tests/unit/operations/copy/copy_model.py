@@ -99,7 +99,7 @@ FIRST_LATER = 2400
 """From this number of an event on, it is one of `World._later`."""
 NOTHING = 0
 """The number of the event that nothing happens."""
-_LITERAL_FIELD = next(one for one in BOOKKEEPING if one.name == LITERAL)
+_LITERAL_FIELD = next(column for column in BOOKKEEPING if column.name == LITERAL)
 
 
 class Killed(BaseException):
@@ -121,6 +121,7 @@ class Session:
     def __init__(self, world: World, *, reader: bool) -> None:
         self._world, self._reader = world, reader
         self._server, self.open, self._number = world.source, True, 1
+        self.use_unicode = True
         self._view: View | None = None
         self._found: tuple[tuple[Any, ...], ...] = ()
 
@@ -194,7 +195,7 @@ class Session:
             case ["SHOW", "BINLOG"]:  # EVENTS: none of this server moves the place and commits nothing
                 return ()
             case ["XA", "RECOVER"]:
-                found = tuple((1, 4, 0, f"{source.log.index(one):04}") for one in source.unseen if one.xa)
+                found = tuple((1, 4, 0, f"{source.log.index(entry):04}") for entry in source.unseen if entry.xa)
                 source.settle(0)
                 return found
             case ["SHOW", "GLOBAL"]:
@@ -205,7 +206,7 @@ class Session:
             case ["SHOW", "ALL"]:  # SLAVES STATUS: whoever takes over follows nobody
                 return ()
             case ["SHOW", "BINARY"] if sql == "SHOW BINARY LOGS":
-                places = [*(one.begin for one in source.log), source.end]
+                places = [*(entry.begin for entry in source.log), source.end]
                 return tuple({place.file: place.offset for place in places}.items())
             case ["SHOW", _]:
                 return ((source.end.file, source.end.offset, "", "", ""),)
@@ -213,9 +214,9 @@ class Session:
                 source.settle_named(arguments[0])
                 return ((0,),)
             case ["SELECT", "@@GLOBAL.gtid_owned"]:
-                return ((",".join(f"{one.gtid}#17" for one in source.unseen),),)
+                return ((",".join(f"{entry.gtid}#17" for entry in source.unseen),),)
             case ["SELECT", "@@GLOBAL.gtid_executed"] | ["SELECT", "@@GLOBAL.gtid_binlog_pos"]:
-                return ((source.gtids([one for one in source.log if one not in source.unseen]),),)
+                return ((source.gtids([entry for entry in source.log if entry not in source.unseen]),),)
             case ["SELECT", "@@GLOBAL.gtid_purged"]:
                 return ((source.gtids([]),),)
             case ["SELECT", "VERSION()"]:
@@ -427,10 +428,12 @@ class World:
         with self._process(), self._copier_lease() as lease:
             source = self._source_tables()
             every = len(self.shape.keys)
-            some = [self.shape.spelling(chance, one) for one in chance.sample(range(every), chance.randint(1, every))]
+            some = [
+                self.shape.spelling(chance, number) for number in chance.sample(range(every), chance.randint(1, every))
+            ]
             if self.shape.spelled and chance.random() < 0.5:  # what the source has now is asked for, too
                 some += [key for key in self.source.rows if key not in some]
-            keys = [key_text([str(one) for one in key]) for key in some]
+            keys = [key_text([str(part) for part in key]) for key in some]
             job = SimpleNamespace(opened=self.ready, pipeline=self.pipeline, meta=self.meta, wait_s=60.0)
             self.chance = chance
             claim(
@@ -500,8 +503,8 @@ class World:
         self.meta.leases.release(lease)
         timeline, self.extractor = moved.start.position.timeline, None
         self.logs[timeline] = self.source
-        known = [one for one in self.source.log if START_US + APART_US * one.number <= stored.watermark_us]
-        again = [one for one in known if _placed(one.begin, timeline) >= moved.start.position and one.gtid]
+        known = [entry for entry in self.source.log if START_US + APART_US * entry.number <= stored.watermark_us]
+        again = [entry for entry in known if _placed(entry.begin, timeline) >= moved.start.position and entry.gtid]
         # Of what the start of the capture does not name, the product cannot say that it was read.
         unknown = self.source.flavor == "mysql" and bool(again) and again[0].number <= self.first
         assert not again or unknown or self.source.flavor == "locks", f"comes again without need: {again}"
@@ -523,7 +526,7 @@ class World:
             self._lead_on()
         begin = self.staged
         timeline = begin.position.timeline
-        entries = [one for one in self.source.log if _placed(one.begin, timeline) >= begin.position][:most]
+        entries = [entry for entry in self.source.log if _placed(entry.begin, timeline) >= begin.position][:most]
         if not entries:
             return
         lease = self._lease(NAME)
@@ -587,7 +590,7 @@ class World:
 
     def replay(self, chance: random.Random) -> None:
         """All batches again, in any order: nothing changes at the target, and an empty one ends equal to it."""
-        batches, new = [one.batch_id for one in self.chain], self._empty_targets()
+        batches, new = [manifest.batch_id for manifest in self.chain], self._empty_targets()
         before = [target.state for target in self.targets]
         chance.shuffle(batches)
         for some in (batches[0::2], batches[1::2]):
@@ -663,7 +666,7 @@ class World:
         """Whether the target has all that is staged."""
         recorded = {batch.batch_id for batch in self.meta.batches.find(NAME)}
         return self.meta.plans.first_lacking(NAME, "main") is None and all(
-            one.batch_id in recorded for one in self.chain
+            manifest.batch_id in recorded for manifest in self.chain
         )
 
     @property
@@ -686,7 +689,7 @@ class World:
                 assert target.state == expected, f"at the target {target.state}, at the source {expected}"
         if self.purged:  # the product does not give its rows
             return
-        if any(part.table == TABLE for one in chain for part in one.parts):
+        if any(part.table == TABLE for manifest in chain for part in manifest.parts):
             state = table_state(self.store, chain, TABLE)
             keys = zip(*(state.column(name).to_pylist() for name in self.schema.key), strict=True)
             found = dict(zip(keys, state.column("v").to_pylist(), strict=True))
@@ -716,10 +719,12 @@ class World:
         covered = coverage_of(self.store, NAME, self.chain).get(TABLE)
         assert covered is None or covered.whole, covered
         if covered is None:
-            assert all(one.by_key or not one.parts for one in self.chain)  # looked-up rows say nothing of the table
+            assert all(
+                manifest.by_key or not manifest.parts for manifest in self.chain
+            )  # looked-up rows say nothing of the table
         assert not pending(self.meta, NAME)
         assert (self.meta.copies.chunks(NAME), self.meta.copied.decided(NAME)) == ((), ())
-        numbers = [chunk.number for one in self.chain for chunk in one.chunks]
+        numbers = [chunk.number for manifest in self.chain for chunk in manifest.chunks]
         assert len(numbers) == len(set(numbers))
         assert manifests.verify(self.store, NAME, deep=True) == []
         if covered is not None:

@@ -100,13 +100,13 @@ class Source:
 
     def taken_over(self, chance: random.Random, staged: int) -> Source:
         """Another server, which has the transactions up to a number, and may lack some that came after."""
-        must = sum(one.number <= staged for one in self.log)
+        must = sum(entry.number <= staged for entry in self.log)
         kept = self.log[: chance.choice((len(self.log), chance.randint(must, len(self.log))))]
         other = Source(self.flavor, self.shape, self.before, self.server_id + 1)
         other._value = self._value + 100
-        for one in kept:
-            if one.kind != "rotate":
-                other._log(one.kind, one.changes, one.then, one.number, one.gtid, 70, xa=one.xa)
+        for entry in kept:
+            if entry.kind != "rotate":
+                other._log(entry.kind, entry.changes, entry.then, entry.number, entry.gtid, 70, xa=entry.xa)
                 other.settle_all()  # one after the other: they may change the same rows
                 if chance.random() < 0.2:
                     other.rotate()
@@ -126,7 +126,7 @@ class Source:
             chosen = chance.randrange(len(self.shape.keys))
             if chosen not in touched:
                 made = self._changes(chance, rows, chosen, touched)
-                touched |= {number(key) for one in made for key in one.keys}
+                touched |= {number(key) for change in made for key in change.keys}
                 changes += made
         if changes:
             self._add("rows", tuple(changes), rows, xa=chance.random() < 0.3)
@@ -144,7 +144,7 @@ class Source:
         new = key
         if self.shape.spelled and chance.random() < 0.6:
             taken = {self.shape.number(row) for row in rows} | touched
-            free = [one for one in range(len(self.shape.keys)) if one not in taken]
+            free = [free_number for free_number in range(len(self.shape.keys)) if free_number not in taken]
             new = self.shape.spelling(chance, chance.choice([number, number, *free]))
         self._value += 1
         old = rows.pop(key)
@@ -177,7 +177,9 @@ class Source:
         """The engine ends a transaction. MariaDB's ends them in the order of the log, except for an XA COMMIT."""
         able = self.unseen
         if self.flavor == "mariadb":
-            able = [one for one in self.unseen if one.xa] + [one for one in self.unseen if not one.xa][:1]
+            able = [transaction for transaction in self.unseen if transaction.xa] + [
+                transaction for transaction in self.unseen if not transaction.xa
+            ][:1]
         if able:
             entry = able[chosen % len(able)]
             self.unseen.remove(entry)
@@ -197,7 +199,7 @@ class Source:
     def settle_named(self, gtids: str) -> None:
         """The engine ends the transactions of a GTID set."""
         wanted = GtidSet.parse(gtids)
-        while ready := [at for at, one in enumerate(self.unseen) if wanted.has(one.gtid)]:
+        while ready := [at for at, entry in enumerate(self.unseen) if wanted.has(entry.gtid)]:
             self.settle(ready[0])
 
     def open_view(self) -> View:
@@ -207,12 +209,12 @@ class Source:
     @property
     def committed(self) -> Position:
         """Of MariaDB: the begin of the first transaction that the engine has not ended; an XA COMMIT does not count."""
-        return next((one.begin for one in self.unseen if not one.xa), self.end)
+        return next((entry.begin for entry in self.unseen if not entry.xa), self.end)
 
     def at(self, place: Position) -> Rows:
         """The rows by the log up to a place, of whatever timeline."""
         own = replace(place, timeline=0)
-        return next((dict(one.then) for one in reversed(self.log) if one.end <= own), dict(self.before))
+        return next((dict(entry.then) for entry in reversed(self.log) if entry.end <= own), dict(self.before))
 
     def _add(self, kind: str, changes: tuple[Change, ...], rows: Rows, *, xa: bool = False) -> None:
         number = self.number + 1
@@ -246,11 +248,11 @@ class SearchedLog(Search):
     _server: Source
 
     def head(self, file: str) -> Head:
-        before = [one for one in self._server.log if one.begin < Position(0, file, 4)]
+        before = [entry for entry in self._server.log if entry.begin < Position(0, file, 4)]
         begun_us = before[-1].ts_us + 1 if before else START_US - 2_000_000
         return Head(begun_us, self._server.gtids(before), 1)
 
     def begins(self, file: str) -> Iterator[Begin]:
-        for one in self._server.log:
-            if one.kind != "rotate" and one.begin >= Position(0, file, 4):
-                yield Begin(one.begin, one.ts_us, one.gtid, one.ts_us)
+        for entry in self._server.log:
+            if entry.kind != "rotate" and entry.begin >= Position(0, file, 4):
+                yield Begin(entry.begin, entry.ts_us, entry.gtid, entry.ts_us)

@@ -34,7 +34,12 @@ Winners = Sequence[Mapping[str, Any]]
 
 def winners(store: ObjectStore, plan: RunPlan) -> Winners:
     """The merged rows of the only target and table of a plan."""
-    return [row for one in plan.merge_sets for table in one.tables for row in _merged(store, plan, table).to_pylist()]
+    return [
+        row
+        for merge_set in plan.merge_sets
+        for table in merge_set.tables
+        for row in _merged(store, plan, table).to_pylist()
+    ]
 
 
 def _merged(store: ObjectStore, plan: RunPlan, table: MergeTable) -> pa.Table:
@@ -48,9 +53,9 @@ def _merged(store: ObjectStore, plan: RunPlan, table: MergeTable) -> pa.Table:
         copied = parse_copied(file.path) is not None
         for events in file_events(store, FileOfEvents(file, schema, file.key_changes, copied, file.seqs), rule):
             history.add(events)
-    found, counts = history.merged(), history.counts
-    assert counts.changes + counts.key_changes == found.rows.num_rows + counts.superseded
-    return found.rows
+    merged, counts = history.merged(), history.counts
+    assert counts.changes + counts.key_changes == merged.rows.num_rows + counts.superseded
+    return merged.rows
 
 
 @dataclass
@@ -98,7 +103,7 @@ class Target:
     def _change(self, at: Any, row: Mapping[str, Any]) -> None:
         version = _version(row)
         known = [self.emptied, self.gone.get(at, b""), self.rows[at][0] if at in self.rows else b""]
-        if not all(newer_or_equal(version, one) for one in known):
+        if not all(newer_or_equal(version, held) for held in known):
             return
         if row[OP] == MergedOp.DELETE:
             self.rows.pop(at, None)

@@ -41,7 +41,7 @@ def test_the_rate_of_a_copy_that_begins_again_begins_again() -> None:
 
 @pytest.mark.parametrize("took_s", [0.1, 60.0])
 def test_until_a_chunk_was_read_the_size_of_rows_that_a_server_says_is_not_relied_on(took_s: float) -> None:
-    found = Pace(1 << 20, 5.0, 1.0, first_rows=10_000)
-    assert found.rows == 10_000
-    found.read(10_000, 1_000_000, took_s)
-    assert found.rows == min((1 << 20) // 100, int(10_000 * 5 / took_s))
+    pace = Pace(1 << 20, 5.0, 1.0, first_rows=10_000)
+    assert pace.rows == 10_000
+    pace.read(10_000, 1_000_000, took_s)
+    assert pace.rows == min((1 << 20) // 100, int(10_000 * 5 / took_s))

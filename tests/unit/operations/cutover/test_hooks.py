@@ -30,7 +30,7 @@ def test_a_command_is_told_what_to_do_and_how_long_it_may_take(tmp_path: Path) -
     command.chmod(0o755)
     told = hooks.variables(hooks.SWITCH, "one", "shop", ["a", "b"], back=True)
     _, said = hooks.switch(str(command), told, 7.25)
-    assert dict(one.removeprefix("LOCKSTEP_CUTOVER_").split("=") for one in said.split()[2:]) == {
+    assert dict(variable.removeprefix("LOCKSTEP_CUTOVER_").split("=") for variable in said.split()[2:]) == {
         "PHASE": "switch", "ID": "one", "PIPELINE": "shop", "TARGET": "a,b", "DIRECTION": "back", "TIMEOUT_S": "7.2",
     }  # fmt: skip
 

@@ -25,7 +25,7 @@ def column(name: str, declared: str = "int", collation: str = "", **more: object
 
 
 def index(name: str, *columns: str, unique: bool = False, kind: str = "BTREE") -> IndexDefinition:
-    return IndexDefinition(name, unique, tuple(IndexPart(one) for one in columns), kind)
+    return IndexDefinition(name, unique, tuple(IndexPart(part) for part in columns), kind)
 
 
 PRIMARY = index("PRIMARY", "id", unique=True)
@@ -40,7 +40,7 @@ ID, NAME, E = COLUMNS
 
 def found(new: TableDefinition, old: TableDefinition = OLD, **literals: str) -> list[tuple[str, bool]]:
     there = noticed(Existing(old, {"name": "x"}), Existing(new, literals))
-    return [(one.what, one.stops) for one in there]
+    return [(difference.what, difference.stops) for difference in there]
 
 
 def test_a_table_that_was_made_like_the_former_one_is_not_noticed() -> None:

@@ -52,9 +52,9 @@ cutover: {{switch_with: ./switch}}
 
 def made(forward: Pipeline, origins: list[ReverseOrigin] = ORIGINS) -> Pipeline:
     export(ENVIRON)
-    found = reverse_of(forward, forward.target("shards"), origins)
-    starts = {source.name: Position(0, "binlog.000007", 1000 + at) for at, source in enumerate(found.sources)}
-    return parse(found.text(starts), where="way back")
+    reverse = reverse_of(forward, forward.target("shards"), origins)
+    starts = {source.name: Position(0, "binlog.000007", 1000 + at) for at, source in enumerate(reverse.sources)}
+    return parse(reverse.text(starts), where="way back")
 
 
 def test_it_reads_exactly_the_tables_of_the_target_and_writes_to_those_that_they_came_from() -> None:
@@ -77,7 +77,7 @@ def test_it_reads_exactly_the_tables_of_the_target_and_writes_to_those_that_they
     assert target.connections == ("env:SRC",)
     rule = target.tables["items"]
     assert (rule.database.format(), rule.table.format(), rule.guard.store) == ("shop", "it{em}s", "table")
-    assert any(re.fullmatch(one, "shop_0.orders_0._cdc_version") for one in back.tables.columns.exclude)
+    assert any(re.fullmatch(pattern, "shop_0.orders_0._cdc_version") for pattern in back.tables.columns.exclude)
     assert back.stage.uri == "s3://bucket/shop-back"
     assert back.cutover == pipeline().cutover
     assert (back.verify.schedule, back.verify.mode) == (VERIFIED, "ordered")
@@ -90,8 +90,8 @@ def test_a_server_that_two_connections_name_is_read_once() -> None:
 def test_its_file_holds_no_password() -> None:
     forward = pipeline()
     export(ENVIRON)
-    found = reverse_of(forward, forward.target("shards"), ORIGINS)
-    text = found.text({source.name: Position(0, "binlog.000001", 4) for source in found.sources})
+    reverse = reverse_of(forward, forward.target("shards"), ORIGINS)
+    text = reverse.text({source.name: Position(0, "binlog.000001", 4) for source in reverse.sources})
     assert "u:p@" not in text
     assert yaml.safe_load(text)["meta"] == {"url": "sqlite:////nowhere/meta.db"}
 
@@ -168,8 +168,8 @@ def test_a_person_may_choose_what_the_way_back_does_about_errors_and_not_what_it
 ) -> None:
     forward = pipeline()
     export(ENVIRON)
-    found = reverse_of(forward, forward.target("shards"), ORIGINS)
-    text = found.text({source.name: Position(0, "binlog.000007", 1000) for source in found.sources})
+    reverse = reverse_of(forward, forward.target("shards"), ORIGINS)
+    text = reverse.text({source.name: Position(0, "binlog.000007", 1000) for source in reverse.sources})
     assert before in text
     chosen = parse(text.replace(before, after, 1), where="way back")
     assert (carried_by(chosen) == carried_by(made(forward))) is same

@@ -25,7 +25,7 @@ def test_statements_are_cut_where_a_semicolon_ends_one_and_keep_their_text() -> 
     assert first.on("d`0", "t", "LOCK=NONE") == f"ALTER TABLE `d``0`.`t` LOCK=NONE, {first.clauses}"
     assert (second.logical, second.line) == ("flat", 6)
     assert (second.columns.dropped, second.columns.added) == (["b"], ["algorithm"])
-    assert [one.clauses for one in script.down] == ["ADD b INT"]
+    assert [statement.clauses for statement in script.down] == ["ADD b INT"]
     assert parse("ALTER TABLE a ADD b INT;", "f").up[0].line == 1
     assert parse("", "f").up == ()
 

@@ -77,21 +77,21 @@ def test_captured_tables_lack_what_was_given_up() -> None:
         "shop.left": TableCoverage(How.LEFT_OUT, 5, START_US, ""),
         "shop.odd": TableCoverage(How.ISOLATED, 5, START_US, ""),
     }
-    found = SourceSurvey(
+    survey = SourceSurvey(
         {"shop.orders": 7, "shop.copied": None, "shop.new": 1}, frozenset(), True, NEXT_LOG.position, START_US + 1
     )
-    made = missed(known, found, NEXT_LOG)
+    made = missed(known, survey, NEXT_LOG)
     seq = NEXT_LOG.position.seq
     assert set(made) == {"shop.orders", "shop.copied", "shop.dropped"}
-    assert {one.how for one in made.values()} == {How.ABANDONED}
-    assert {one.seq for one in made.values()} == {seq - 1}
+    assert {coverage.how for coverage in made.values()} == {How.ABANDONED}
+    assert {coverage.seq for coverage in made.values()} == {seq - 1}
     assert (made["shop.orders"].rows, made["shop.orders"].feeds) == (7, ("all.orders",))
-    assert {table: one.absent_seq for table, one in made.items()} == {
+    assert {table: coverage.absent_seq for table, coverage in made.items()} == {
         "shop.orders": 0, "shop.copied": 0, "shop.dropped": seq,
     }  # fmt: skip
 
 
 def test_a_table_that_the_account_may_just_not_see_is_not_taken_for_gone() -> None:
     known = {"shop.orders": TableCoverage(How.CREATED, 5, START_US, "")}
-    found = SourceSurvey({}, frozenset(), False, NEXT_LOG.position, START_US)
-    assert missed(known, found, NEXT_LOG)["shop.orders"].absent_seq == 0
+    survey = SourceSurvey({}, frozenset(), False, NEXT_LOG.position, START_US)
+    assert missed(known, survey, NEXT_LOG)["shop.orders"].absent_seq == 0

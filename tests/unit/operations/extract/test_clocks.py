@@ -54,13 +54,13 @@ class World:
         return False
 
 
-hours = st.one_of(st.just(0), st.integers(-30, 30)).map(lambda one: one * HOUR)
+hours = st.one_of(st.just(0), st.integers(-30, 30)).map(lambda number: number * HOUR)
 steps = st.one_of(
     st.tuples(st.just("server"), hours),
     st.tuples(st.just("meta"), hours),
-    st.tuples(st.just("passes"), st.integers(1, 200).map(lambda one: one * MINUTE // 10)),
+    st.tuples(st.just("passes"), st.integers(1, 200).map(lambda minutes: minutes * MINUTE // 10)),
     st.tuples(st.just("commit"), st.sampled_from([0, 0, 0, 26 * HOUR, -5 * HOUR])),
-    st.tuples(st.just("drain"), st.integers(-90, 90).map(lambda one: one * MINUTE)),
+    st.tuples(st.just("drain"), st.integers(-90, 90).map(lambda minutes: minutes * MINUTE)),
     st.tuples(st.just("again"), st.just(0)),
 )
 

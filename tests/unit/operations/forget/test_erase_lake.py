@@ -66,7 +66,11 @@ class Lake:
         named = [cut.tables[0].snapshot for _, cut in cuts.newest_first(self.one.line.store, "lake")]
         shown = self.made.catalog.load_table("shop.lockstep_cuts").scan().to_arrow().sort_by("published_at")
         assert shown["snapshot_id"].to_pylist() == named[::-1]
-        rows = [self.made.table().scan(snapshot_id=one).to_arrow().sort_by("id").to_pylist() for one in named if one]
+        rows = [
+            self.made.table().scan(snapshot_id=snapshot_id).to_arrow().sort_by("id").to_pylist()
+            for snapshot_id in named
+            if snapshot_id
+        ]
         return [[row for row in each if row["id"] != 9] for each in rows]
 
     def erase(self, **options: Any) -> Any:
@@ -79,19 +83,23 @@ class Lake:
 @pytest.fixture
 def lake(staged: Staged) -> Iterator[Lake]:
     """The life of row 9, applied state by state."""
-    one = lives(staged)
-    catalog = {"type": "sql", "uri": f"sqlite:///{one.root}/catalog.db", "warehouse": (one.root / "warehouse").as_uri()}
+    lived = lives(staged)
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{lived.root}/catalog.db",
+        "warehouse": (lived.root / "warehouse").as_uri(),
+    }
     rule = {"name": "lake", "kind": "iceberg", "catalog": catalog, "namespace": "shop"}
     target = IcebergTarget.model_validate({**rule, "tables": {ORDERS: {"table": "t", "changes": "table"}}})
-    line = replace(one.line, pipeline=one.line.pipeline.model_copy(update={"targets": (target,)}))
+    line = replace(lived.line, pipeline=lived.line.pipeline.model_copy(update={"targets": (target,)}))
     columns = [("id", pa.int64()), ("note", pa.string())]
-    made = MadeLake(one.root, columns, logical=ORDERS, owner="line/lake", changes=True)
-    found = Lake(replace(one, line=line), made)
+    made = MadeLake(lived.root, columns, logical=ORDERS, owner="line/lake", changes=True)
+    found = Lake(replace(lived, line=line), made)
     found.apply(*(upsert(1, number, "n") for number in range(10, 30)))
     found.apply(upsert(2, 9, "canary-old"), upsert(2, 10, "m"))
     found.apply(upsert(3, 9, "canary-new"))
     found.apply(delete(4, 9, "canary-new"), upsert(4, 11, "m"))
-    publish(made.catalog, made.append(line.store, one.batches))
+    publish(made.catalog, made.append(line.store, lived.batches))
     line.meta.records.seed("lake", list(line.meta.batches.find("shop")))
     yield found
     made.catalog.engine.dispose()

@@ -84,16 +84,16 @@ class DyingStore:
             raise Killed
 
 
-def free(one: Staged) -> Staged:
+def free(staged: Staged) -> Staged:
     """Nobody extracts, and no target is asked."""
-    for lease in one.line.leases.values():
-        one.line.meta.leases.release(lease)
-    one.line.leases.clear()
-    return replace(one, line=one.line.with_targets())
+    for lease in staged.line.leases.values():
+        staged.line.meta.leases.release(lease)
+    staged.line.leases.clear()
+    return replace(staged, line=staged.line.with_targets())
 
 
-def erase(one: Staged, *keys: str, table: str = ORDERS, **options: Any) -> ErasureReport:
-    return forget(opened_line(one.line), table, keys, although_it_exists=True, **options)
+def erase(staged: Staged, *keys: str, table: str = ORDERS, **options: Any) -> ErasureReport:
+    return forget(opened_line(staged.line), table, keys, although_it_exists=True, **options)
 
 
 def without(found: dict[Any, Any], *ids: int) -> dict[Any, Any]:
@@ -104,34 +104,34 @@ def without(found: dict[Any, Any], *ids: int) -> dict[Any, Any]:
     }
 
 
-def canaries(one: Staged) -> list[str]:
-    return seen(written(one.root), "canary")
+def canaries(staged: Staged) -> list[str]:
+    return seen(written(staged.root), "canary")
 
 
-def lives(one: Staged) -> Staged:
+def lives(staged: Staged) -> Staged:
     """The life of row 9, with a canary in each image."""
     hour = 30 * HOUR_US
     old, new = {"id": 9, "note": "canary-old"}, {"id": 9, "note": "canary-new"}
     change = replace(update(9), after=new, before=old)
-    one.stage(hour, Made([insert(9, note="canary-old"), insert(10)], ts=hour + 1))
-    one.stage(hour + HOUR_US, Made([change], ts=hour + HOUR_US + 1), Made([insert(11)], ts=hour + HOUR_US + 2))
-    one.stage(hour + 2 * HOUR_US, Made([replace(insert(9, note="canary-new"), op="d")], ts=hour + 2 * HOUR_US + 1))
-    one.stage(60 * HOUR_US, Made([insert(12)], ts=60 * HOUR_US + 1))
-    return free(one)
+    staged.stage(hour, Made([insert(9, note="canary-old"), insert(10)], ts=hour + 1))
+    staged.stage(hour + HOUR_US, Made([change], ts=hour + HOUR_US + 1), Made([insert(11)], ts=hour + HOUR_US + 2))
+    staged.stage(hour + 2 * HOUR_US, Made([replace(insert(9, note="canary-new"), op="d")], ts=hour + 2 * HOUR_US + 1))
+    staged.stage(60 * HOUR_US, Made([insert(12)], ts=60 * HOUR_US + 1))
+    return free(staged)
 
 
-def as_staged(one: Staged) -> None:
+def as_staged(staged: Staged) -> None:
     """As it is."""
 
 
-def compacted(one: Staged) -> None:
-    assert len(one.compact().ranges) == 2
+def compacted(staged: Staged) -> None:
+    assert len(staged.compact().ranges) == 2
 
 
-def compacted_alone(one: Staged) -> None:
+def compacted_alone(staged: Staged) -> None:
     """And the originals are gone."""
-    compacted(one)
-    assert one.removed().removed
+    compacted(staged)
+    assert staged.removed().removed
 
 
 FORMS: dict[str, tuple[Callable[[Staged], None], set[str]]] = {
@@ -144,26 +144,26 @@ FORMS: dict[str, tuple[Callable[[Staged], None], set[str]]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_reader_sees_all_rows_but_those_that_were_erased(staged: Staged, form: str) -> None:
-    one = lives(staged)
-    FORMS[form][0](one)
-    before = one.seen()
-    assert canaries(one)
-    found = erase(one, "id=9")
+    lived = lives(staged)
+    FORMS[form][0](lived)
+    before = lived.seen()
+    assert canaries(lived)
+    found = erase(lived, "id=9")
     assert {place.kind for place in found.places} == FORMS[form][1]
-    assert canaries(one) == []
-    assert one.seen() == without(before, 9)
-    assert one.problems() == []
-    record = erasures.read(one.line.store, found.request, ended=True)
+    assert canaries(lived) == []
+    assert lived.seen() == without(before, 9)
+    assert lived.problems() == []
+    record = erasures.read(lived.line.store, found.request, ended=True)
     assert record is not None
     assert record.ended_us
     assert (record.rows, record.keys) == (3, 1)
-    chain = list(manifest.chain(one.line.store, "shop"))
+    chain = list(manifest.chain(lived.line.store, "shop"))
     assert sum(each.rows for batch in chain for each in batch.erased) == 3
-    files = one.line.meta.batches.files([batch.batch_id for batch in chain])
+    files = lived.line.meta.batches.files([batch.batch_id for batch in chain])
     assert [[file.path for file in files[batch.batch_id]] for batch in chain] == [
         [part.path for part in batch.parts] for batch in chain
     ]
-    assert erase(one, "id=9").places == ()
+    assert erase(lived, "id=9").places == ()
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_every_reader_sees_all_rows_but_those_that_were_erased(staged: Staged, f
 def test_killed_at_any_step_it_is_ended_by_the_same_command(
     staged: Staged, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = lives(staged)
-    FORMS[form][0](one)
-    expected = without({(ORDERS, "changes"): one.changes()[ORDERS]}, 9)
+    lived = lives(staged)
+    FORMS[form][0](lived)
+    expected = without({(ORDERS, "changes"): lived.changes()[ORDERS]}, 9)
     kept = tmp_path.parent / f"{tmp_path.name}-kept"
-    one.line.meta.close()
+    lived.line.meta.close()
     shutil.copytree(tmp_path, kept)
     steps, ended = 0, False
     while not ended:
@@ -185,7 +185,7 @@ def test_killed_at_any_step_it_is_ended_by_the_same_command(
         line = Line.open(tmp_path, targets=[])
         dying = DyingStore(line.store, steps)
         with line.meta:
-            again = replace(one, line=line)
+            again = replace(lived, line=line)
             with monkeypatch.context() as patched:
                 patched.setattr(Batches, "renew", dying.around(Batches.renew))
                 try:
@@ -206,72 +206,72 @@ def test_killed_at_any_step_it_is_ended_by_the_same_command(
 
 
 def test_a_row_that_changed_its_key_goes_under_both_keys_or_not_at_all(staged: Staged) -> None:
-    one = free(staged)
-    before = one.seen()
+    freed = free(staged)
+    before = freed.seen()
     with raises(Refused, "stage.key") as caught:
-        erase(one, "id=2")
+        erase(freed, "id=2")
     assert "--key id=20" in caught.value.remedy
-    assert one.seen() == before
-    assert one.paths("erasures/") == []
-    erase(one, "id=2", '{"id": 20}')
-    assert one.seen() == without(before, 2, 20)
-    assert one.problems() == []
+    assert freed.seen() == before
+    assert freed.paths("erasures/") == []
+    erase(freed, "id=2", '{"id": 20}')
+    assert freed.seen() == without(before, 2, 20)
+    assert freed.problems() == []
 
 
 def test_what_cannot_be_erased_is_refused_and_nothing_is_changed(staged: Staged) -> None:
     staged.stage(28 * HOUR_US, Made([insert_row(1, schema=KEYLESS)], ts=28 * HOUR_US + 1))
     with raises(LeaseHeld, "lease.held", match="being extracted"):
         erase(replace(staged, line=staged.line.with_targets()), "id=1")
-    one, store = free(staged), staged.line.store
+    freed, store = free(staged), staged.line.store
     before = {info.path: info.modified for info in store.list("")}
     with raises(UsageError, "usage.unknown_name", match="id=99"):
-        erase(one, "id=1", "id=99")
+        erase(freed, "id=1", "id=99")
     for wrong in ("1", "id=one", "name=1", "id=1,note=2", '{"id": null}', "{"):
         with raises(UsageError, "usage.argument"):
-            erase(one, wrong)
+            erase(freed, wrong)
     with raises(Refused, "stage.key"):
-        erase(one, "n=1", table="shop.log")
+        erase(freed, "n=1", table="shop.log")
     with raises(Refused, "stage.not_committed", match="has not committed"):
-        erase(replace(one, line=one.line.with_targets({"name": "t", "tables": {"shop.items": {}}})), "id=1")
+        erase(replace(freed, line=freed.line.with_targets({"name": "t", "tables": {"shop.items": {}}})), "id=1")
     for nothing in ({}, {"where": "id > 100"}):
         with raises(UsageError, "usage.unknown_name" if nothing else "usage.argument"):
-            erase(one, **nothing)
+            erase(freed, **nothing)
     for wrong in ("id =", "id = 1) OR (nothing = 2"):
         with raises(UsageError, "stage.sql"):
-            erase(one, where=wrong)
+            erase(freed, where=wrong)
     assert {info.path: info.modified for info in store.list("")} == before
-    one.line.meta.runs.claim(PlannedRun("r", "line", None, "plan.json", "0", replays=True), ())
+    freed.line.meta.runs.claim(PlannedRun("r", "line", None, "plan.json", "0", replays=True), ())
     with raises(Refused, "stage.not_committed", match="run r"):
-        erase(one, "id=1")
+        erase(freed, "id=1")
     assert {info.path: info.modified for info in store.list("")} == before
 
 
 @pytest.mark.parametrize("condition", ["note = 'canary-old'", "note = 'canary-new' -- now", "id > 8 AND id < 10"])
 def test_rows_are_found_by_what_they_ever_were(staged: Staged, condition: str) -> None:
-    one = lives(staged)
-    compacted_alone(one)
-    before = one.seen()
-    assert erase(one, where=condition).keys == 1
-    assert canaries(one) == []
-    assert one.seen() == without(before, 9)
+    lived = lives(staged)
+    compacted_alone(lived)
+    before = lived.seen()
+    assert erase(lived, where=condition).keys == 1
+    assert canaries(lived) == []
+    assert lived.seen() == without(before, 9)
 
 
 def test_killed_it_is_ended_by_the_same_condition_although_rows_are_gone_by_which_it_was_true(
     staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, condition = lives(staged), "note LIKE 'canary%'"
+    lived, condition = lives(staged), "note LIKE 'canary%'"
     with monkeypatch.context() as patched:
         patched.setattr(Batches, "renew", DyingStore(None, 0).around(Batches.renew))
         with pytest.raises(Killed):
-            erase(one, where=condition)
-    assert 9 not in [row["id"] for row in one.changes()[ORDERS]]
-    found = erase(one, where=condition)
-    assert canaries(one) == []
-    assert list(erasures.unended(one.line.store)) == []
-    record = erasures.read(one.line.store, found.request, ended=True)
+            erase(lived, where=condition)
+    assert 9 not in [row["id"] for row in lived.changes()[ORDERS]]
+    found = erase(lived, where=condition)
+    assert canaries(lived) == []
+    assert list(erasures.unended(lived.line.store)) == []
+    record = erasures.read(lived.line.store, found.request, ended=True)
     assert record is not None
     assert (record.whole, record.rows, record.found) == (True, 3, ())
-    assert [each.task for each in one.line.meta.failures.find()] == []
+    assert [each.task for each in lived.line.meta.failures.find()] == []
 
 
 def test_values_of_the_keys_go_from_the_errors_that_meta_keeps(staged: Staged) -> None:
@@ -280,14 +280,14 @@ def test_values_of_the_keys_go_from_the_errors_that_meta_keeps(staged: Staged) -
     long = "ann.canary@" + "x" * 70
     made = [insert_row(name, schema=people) for name in (long, "Bob")]  # type: ignore[arg-type]
     staged.stage(40 * HOUR_US, Made(made, ts=40 * HOUR_US + 1))
-    one = free(staged)
-    meta, event = one.line.meta, '{"what": "the key %s", "solved": false}'
+    freed = free(staged)
+    meta, event = freed.line.meta, '{"what": "the key %s", "solved": false}'
     error = DataAtRisk(
         f"No place for {long}.", where=f"the row {long[:40]}…", code="target.row_error", remedy=f"{long}?"
     )
     meta.failures.keep("extract", "shop", error)
     meta.told.settle("r", ["p", "q"], {"p": event % long, "q": event % "Bob"})
-    kinds = [place.kind for place in erase(one, f"name={long}", table="shop.people").places]
+    kinds = [place.kind for place in erase(freed, f"name={long}", table="shop.people").places]
     assert kinds == ["staged", "error"]
     (kept,) = meta.failures.find()
     assert (kept.what, kept.where, kept.remedy) == ("No place for ….", "the row …", "…?")
@@ -310,62 +310,62 @@ def test_a_short_value_is_a_word(key: str, said: str, left: str | None) -> None:
 
 
 def test_a_dry_run_names_the_files_and_changes_nothing(staged: Staged) -> None:
-    one = lives(staged)
-    before = one.paths("")
-    found = erase(one, "id=9", dry_run=True)
+    lived = lives(staged)
+    before = lived.paths("")
+    found = erase(lived, "id=9", dry_run=True)
     assert [(place.kind, place.rows) for place in found.places] == [("staged", 1)] * 3
-    assert one.paths("") == before
-    assert erase(one, "id=9").places == found.places
+    assert lived.paths("") == before
+    assert erase(lived, "id=9").places == found.places
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_reader_that_began_before_is_told_to_read_again(staged: Staged, form: str) -> None:
-    one = lives(staged)
-    FORMS[form][0](one)
-    stage = lockstep.open(one.root / "stage")
-    erase(one, "id=9")
+    lived = lives(staged)
+    FORMS[form][0](lived)
+    stage = lockstep.open(lived.root / "stage")
+    erase(lived, "id=9")
     with raises(RetryLater, "stage.removed"):
         stage[ORDERS].changes().to_arrow()
     stage.refresh()
-    assert stage[ORDERS].changes().to_arrow().to_pylist() == one.changes()[ORDERS]
+    assert stage[ORDERS].changes().to_arrow().to_pylist() == lived.changes()[ORDERS]
 
 
 def test_meta_is_rebuilt_and_batches_are_compacted_after_an_erasure(
     staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = lives(staged)
-    expected = without(one.seen(), 9)
+    lived = lives(staged)
+    expected = without(lived.seen(), 9)
     with monkeypatch.context() as patched:
         patched.setattr(Batches, "renew", DyingStore(None, 0).around(Batches.renew))
         with pytest.raises(Killed):
-            erase(one, "id=9")
-    chain = list(manifest.chain(one.line.store, "shop"))
-    assert [each.task for each in one.line.meta.failures.find()] == ["forget"]
-    assert rebuild(opened_line(one.line), "shop")[0] == 0
-    files = one.line.meta.batches.files([batch.batch_id for batch in chain])
+            erase(lived, "id=9")
+    chain = list(manifest.chain(lived.line.store, "shop"))
+    assert [each.task for each in lived.line.meta.failures.find()] == ["forget"]
+    assert rebuild(opened_line(lived.line), "shop")[0] == 0
+    files = lived.line.meta.batches.files([batch.batch_id for batch in chain])
     assert [sum(file.rows for file in files[batch.batch_id]) for batch in chain] == [batch.rows for batch in chain]
-    erase(one, "id=9")
-    assert one.line.meta.failures.find() == ()
-    assert len(one.compact().ranges) == 2
-    assert one.seen() == expected
-    assert one.problems() == []
+    erase(lived, "id=9")
+    assert lived.line.meta.failures.find() == ()
+    assert len(lived.compact().ranges) == 2
+    assert lived.seen() == expected
+    assert lived.problems() == []
 
 
 def test_an_erasure_of_other_keys_brings_meta_and_stage_together_and_says_that_rows_may_be_left(
     staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = lives(staged)
-    compacted(one)
+    lived = lives(staged)
+    compacted(lived)
     with monkeypatch.context() as patched:
         patched.setattr(Batches, "renew", DyingStore(None, 0).around(Batches.renew))
         with pytest.raises(Killed):
-            erase(one, "id=9")
-    erase(one, "id=10")
-    assert list(erasures.unended(one.line.store)) == []
-    records = [erasures.read(one.line.store, Path(path).stem, ended=True) for path in one.paths("erased/")]
+            erase(lived, "id=9")
+    erase(lived, "id=10")
+    assert list(erasures.unended(lived.line.store)) == []
+    records = [erasures.read(lived.line.store, Path(path).stem, ended=True) for path in lived.paths("erased/")]
     assert sorted(record.whole for record in records if record) == [False, True]
-    assert one.problems() == []
-    assert one.line.meta.failures.find() == ()
+    assert lived.problems() == []
+    assert lived.line.meta.failures.find() == ()
 
 
 def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes_them_for_one(staged: Staged) -> None:
@@ -374,14 +374,14 @@ def test_keys_that_differ_in_letter_case_alone_go_together_where_the_table_takes
         people = TableSchema("shop", f"people_{collation}", (Column("name", kind, False, 1), NOTE))
         made = [insert_row(name, schema=people) for name in ("Ann", "ann", "Bob")]  # type: ignore[arg-type]
         staged.stage(40 * HOUR_US, Made(made, ts=40 * HOUR_US + 1))
-    one = free(staged)
+    freed = free(staged)
     for collation, refused in (("utf8mb4_general_ci", True), ("utf8mb4_bin", False)):
         table = f"shop.people_{collation}"
         with raises(Refused, "stage.key") if refused else nullcontext():
-            erase(one, "name=Ann", table=table)
-        assert erase(one, "name=ann", *["name=Ann"] * refused, table=table).places
-        assert [row["name"] for row in one.changes()[table]] == ["Bob"]
-    assert one.problems() == []
+            erase(freed, "name=Ann", table=table)
+        assert erase(freed, "name=ann", *["name=Ann"] * refused, table=table).places
+        assert [row["name"] for row in freed.changes()[table]] == ["Bob"]
+    assert freed.problems() == []
 
 
 @pytest.mark.parametrize(

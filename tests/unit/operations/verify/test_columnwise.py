@@ -76,9 +76,9 @@ def piece(rows: Sequence[Row], names: Sequence[str], side: int) -> ColumnPiece:
             typed = ["" if value == ("",) else None if isinstance(value, tuple) else value for value in values]
         if column.type.base == "set":  # each server shows the labels in its own order
             labels = column.type.labels
-            typed = [one and ",".join(label for label in labels if label in one.split(",")) for one in typed]
+            typed = [value and ",".join(label for label in labels if label in value.split(",")) for value in typed]
         if pa.types.is_timestamp(kind):
-            naive = [None if one is None else one.replace(tzinfo=None) for one in typed]
+            naive = [None if value is None else value.replace(tzinfo=None) for value in typed]
             arrays.append(pa.array(naive, pa.timestamp("us")).cast(pa.int64()).cast(kind))
         else:
             arrays.append(pa.array(typed, kind))
@@ -100,10 +100,10 @@ def pieces(rows: Sequence[Row], names: Sequence[str], side: int, cuts: Sequence[
 def texts(some: Sequence[ColumnPiece]) -> list[tuple[str, str]]:
     return [
         pair
-        for one in some
+        for column_piece in some
         for pair in zip(
-            row_texts(one.rows, [one.columns[0]]).to_pylist(),
-            row_texts(one.rows, one.columns, ERRORS).to_pylist(),
+            row_texts(column_piece.rows, [column_piece.columns[0]]).to_pylist(),
+            row_texts(column_piece.rows, column_piece.columns, ERRORS).to_pylist(),
             strict=True,
         )
     ]

@@ -105,13 +105,13 @@ def judged(
                 known = differences.known_from(min(world.low, world.consumed))
                 if known is not None and last < known:
                     break
-                differences.add(table([one for one in events if last - by_file < one[0] <= last], numbers))
+                differences.add(table([change for change in events if last - by_file < change[0] <= last], numbers))
                 last -= by_file
         else:  # of small files
             for at in range(0, len(events), 5):
                 differences.add(table(events[at : at + 5], numbers))
         verdict = differences.judge(whole=known_from is None, most=1000)
-        return verdict, {one.key: one.wrong for one in verdict.first}
+        return verdict, {difference.key: difference.wrong for difference in verdict.first}
 
 
 Event = tuple[int, str | None, dict[str, Any]]
@@ -140,7 +140,7 @@ def event(
 
 def table(events: Sequence[Event], numbers: Mapping[str, int]) -> pa.Table:
     """Those of keys that differ, by their numbers, and of all keys."""
-    some = [{"key": numbers.get(key or ""), **one} for _, key, one in events if key is None or key in numbers]
+    some = [{"key": numbers.get(key or ""), **values} for _, key, values in events if key is None or key in numbers]
     return pa.Table.from_pylist(some, EVENT_COLUMNS)
 
 
@@ -285,7 +285,9 @@ def test_a_row_that_moves_to_another_source_table_is_that_of_the_other(
         numbers = compared(comparison, there)
         differences = comparison.differences()
         differences.add(table(events, numbers))
-        assert [one.wrong for one in differences.judge(whole=True, most=9).first] == ([wrong] if wrong else [])
+        assert [difference.wrong for difference in differences.judge(whole=True, most=9).first] == (
+            [wrong] if wrong else []
+        )
 
 
 def test_without_a_staged_change_nothing_says_which_side_is_wrong(tmp_path: Path) -> None:
@@ -297,6 +299,6 @@ def test_without_a_staged_change_nothing_says_which_side_is_wrong(tmp_path: Path
 def test_an_even_number_of_equal_changes_does_not_cancel(tmp_path: Path) -> None:
     """As it does in an XOR of CRC32."""
     here = {"a": "10:01", "b": "10:02", "c": "10:03", "d": "10:04"}
-    there = {key: one.replace("10", "11") for key, one in here.items()}
+    there = {key: text.replace("10", "11") for key, text in here.items()}
     with Comparison(tmp_path, keyed=True) as comparison:
         assert len(compared(comparison, {"source": here, "target": there})) == len(here)

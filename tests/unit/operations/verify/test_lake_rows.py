@@ -74,7 +74,7 @@ EVERY = RowRange()
 
 
 def values(shape: Shape, range_: RowRange = EVERY) -> list[int]:
-    return [one for _, batch, _ in shape.side.batches(shape, range_) for one in batch.column("v").to_pylist()]
+    return [value for _, batch, _ in shape.side.batches(shape, range_) for value in batch.column("v").to_pylist()]
 
 
 def test_rows_are_those_of_the_last_renewal(lake: Lake) -> None:

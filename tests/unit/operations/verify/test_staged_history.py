@@ -95,11 +95,11 @@ def test_of_each_change_the_row_after_it_and_the_row_before_it_are_those_that_th
     expected = set()
     for number, change in enumerate(changes, 1):
         left = winners(changes[:number], NAMES, KEY)
-        rows.append({text(one.values, KEY): text(one.values) for one in left.values() if one.op == "u"})
+        rows.append({text(row.values, KEY): text(row.values) for row in left.values() if row.op == "u"})
         expected |= {
-            (text(one.values, KEY), *change.order)
-            for one in left.values()
-            if one.op != "t" and one.order == change.order
+            (text(row.values, KEY), *change.order)
+            for row in left.values()
+            if row.op != "t" and row.order == change.order
         }
     wanted = sorted({key for key, *_ in expected})
     store = open_store(f"file://{folder}")
@@ -115,7 +115,7 @@ def test_of_each_change_the_row_after_it_and_the_row_before_it_are_those_that_th
     ]
     places = {change.order: number for number, change in enumerate(changes, 1)}
     said = [event for event in found if event["key"] is not None]
-    assert sorted((wanted[one["key"]], one[SEQ], one[ROW]) for one in said) == sorted(expected)
+    assert sorted((wanted[row["key"]], row[SEQ], row[ROW]) for row in said) == sorted(expected)
     for event in said:
         key, number = wanted[event["key"]], places[event[SEQ], event[ROW]]
         assert event[TABLE] == "shop.items"
@@ -130,7 +130,7 @@ def test_of_each_change_the_row_after_it_and_the_row_before_it_are_those_that_th
 def test_a_column_that_was_dropped_and_added_again_is_not_known_from_older_changes(tmp_path: Path) -> None:
     row = {"a": 1, "b": "x", "n": 1, "y": None, "d": None}
     older, newer = Change("c", row, 5, source="s0"), Change("u", row | {"n": 2}, 9, before=row, source="s0")
-    batches = [staged(tmp_path, number, ITEMS, [one]) for number, one in enumerate((older, newer))]
+    batches = [staged(tmp_path, number, ITEMS, [change]) for number, change in enumerate((older, newer))]
     batches[1] = replace(batches[1], definitions=(DefinedSince(7, ITEMS, emptied=("n",)),))
     wanted = pa.array([text(row, KEY)])
     store = open_store(f"file://{tmp_path}")

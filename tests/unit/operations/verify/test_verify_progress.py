@@ -23,16 +23,16 @@ def of(keys: list[str]) -> Tally:
 def test_the_first_findings_are_kept_up_to_a_number_and_a_size(
     before: list[str], more: list[str], most_first: int, most_bytes: int
 ) -> None:
-    found = of(before).plus(of(more), most_first=most_first, most_bytes=most_bytes)
-    keys = [one.key for one in found.first]
+    tally = of(before).plus(of(more), most_first=most_first, most_bytes=most_bytes)
+    keys = [difference.key for difference in tally.first]
     assert keys == (before + more)[: len(keys)]
     assert len(keys) <= most_first
-    empty = VerifyProgress("s", 1, 2, {"t": replace(found, first=())})
-    text = VerifyProgress("s", 1, 2, {"t": found}).to_text()
+    empty = VerifyProgress("s", 1, 2, {"t": replace(tally, first=())})
+    text = VerifyProgress("s", 1, 2, {"t": tally}).to_text()
     assert len(text.encode()) - len(empty.to_text().encode()) <= most_bytes
     left_out = of((before + more)[: len(keys) + 1])
     assert len(keys) in (most_first, len(before + more)) or left_out.first_bytes > most_bytes
-    assert VerifyProgress.from_text(text) == VerifyProgress("s", 1, 2, {"t": found})
+    assert VerifyProgress.from_text(text) == VerifyProgress("s", 1, 2, {"t": tally})
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"scope":"s","started_us":1,"seed":2,"tables":{},"more":1}'])

@@ -24,9 +24,15 @@ def schema(table: str, *columns: str) -> TableSchema:
     [
         ([r"shop\.orders"], [], ["shop.orders"], ["shop.orders_old", "myshop.orders"]),
         ([r"shop\..*"], [r".*\.tmp_.*"], ["shop.orders"], ["shop.tmp_orders"]),
-        *(([one], [], [], [f"{name}.user" for name in SYSTEM_SCHEMAS]) for one in (".*", r".*\..*", r"[a-z_]+\..+")),
+        *(
+            ([pattern], [], [], [f"{name}.user" for name in SYSTEM_SCHEMAS])
+            for pattern in (".*", r".*\..*", r"[a-z_]+\..+")
+        ),
         ([r"(mysql|sys)\..*"], [], [], ["mysql.user", "sys.user"]),
-        *(([".*", one], [], ["mysql.user"], ["sys.user"]) for one in (r"mysql\.user", r"^mysql\..*", r"mysql[.].*")),
+        *(
+            ([".*", pattern], [], ["mysql.user"], ["sys.user"])
+            for pattern in (r"mysql\.user", r"^mysql\..*", r"mysql[.].*")
+        ),
         # What Lockstep keeps in a target that is a source.
         ([r"shop\..*"], [], [], ["shop._lockstep_ledger", "shop._lockstep_tombstone_orders", "shop._LOCKSTEP_MARK"]),
     ],

@@ -118,7 +118,7 @@ def test_an_absent_value_of_a_masked_column_stays_absent() -> None:
 def test_equal_values_have_equal_hashes_in_every_block_and_row() -> None:
     rule = capture(mask="id")
     blocks = [rule.apply(block([Made([Change(PEOPLE, "c", ROW | {"id": n % 3})]) for n in range(9)], BEGIN))] * 2
-    seen = [one.tables[0].rows.column("id").to_pylist() for one in blocks]
+    seen = [read_block.tables[0].rows.column("id").to_pylist() for read_block in blocks]
     assert seen == [[hashed(str(n % 3)) for n in range(9)]] * 2
 
 

@@ -39,7 +39,10 @@ ROW: dict[str, Any] = dict.fromkeys(TYPES) | {
 
 
 def filtered(where: str | tuple[str, ...], *entries: list[Change]) -> Block:
-    rules = tuple(RowFilter(match=r"shop\.orders", where=one) for one in ([where] if isinstance(where, str) else where))
+    rules = tuple(
+        RowFilter(match=r"shop\.orders", where=condition)
+        for condition in ([where] if isinstance(where, str) else where)
+    )
     capture = Capture(CaptureRules(include=(".*",), rows=rules))
     return capture.apply(block([Made(changes) for changes in entries], BEGIN))
 

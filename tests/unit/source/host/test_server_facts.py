@@ -22,12 +22,12 @@ GOOD = ServerFacts(
 )  # fmt: skip
 
 
-def broken(known: ServerFacts) -> list[str]:
+def broken(facts: ServerFacts) -> list[str]:
     """Codes of all requirements that these facts break."""
     codes = []
     for _, requirement in source_server.PREFLIGHT:
         try:
-            requirement(known, SOURCE)
+            requirement(facts, SOURCE)
         except Refused as error:
             codes.append(error.code)
     return codes

@@ -69,8 +69,8 @@ def sensible(sql: str) -> tuple[tuple[object, ...], ...]:
 
 
 def test_a_server_that_answers_sensibly_is_known() -> None:
-    known = server_facts.facts(Cursor(sensible))
-    assert (known.version, known.identity, known.server_id, known.log_bin) == ("9.7.4", "u", 1, True)
+    facts = server_facts.facts(Cursor(sensible))
+    assert (facts.version, facts.identity, facts.server_id, facts.log_bin) == ("9.7.4", "u", 1, True)
 
 
 @pytest.mark.parametrize("nonsense", SENSIBLE)

@@ -357,7 +357,7 @@ def test_once_its_maps_are_known_an_ordinary_log_takes_the_fast_path(mariadb: bo
         reading.assembler.cascades.open(logged=False, lower_case=False)
     fed: list[int] = []
     feed = reading.assembler.feed
-    with patch.object(reading.assembler, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
+    with patch.object(reading.assembler, "feed", lambda framed: (fed.append(framed.header.type), feed(framed))[1]):
         reading.read([wire])
     assert reading.taken > 0
     assert fed.count(EventType.XID) == 1
@@ -372,7 +372,7 @@ def test_a_transaction_that_is_not_waited_for_goes_event_by_event_only_where_it_
         reading = Reading(START, fast=True, block_bytes=20_000)
         fed: list[int] = []
         feed = reading.assembler.feed
-        with patch.object(reading.assembler, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
+        with patch.object(reading.assembler, "feed", lambda framed: (fed.append(framed.header.type), feed(framed))[1]):
             blocks = reading.read([wire])
     assert sum(int(block.entries.kind[-1] == EntryKind.PART) for block in blocks) > 3
     begin = [EventType.MARIADB_GTID] if mariadb else [EventType.GTID, EventType.QUERY]
@@ -407,6 +407,6 @@ def test_logs_of_real_servers_make_equal_blocks(server: str, step: int) -> None:
     data = (CAPTURED / f"{server}.binlog").read_bytes()
     start = Position(0, "binlog.000001", 4)
     wire = ok(rotate(start.file))
-    for found in raw_events(data):
-        wire += ok(data[found.start : found.start + found.header.length])
+    for raw_event in raw_events(data):
+        wire += ok(data[raw_event.start : raw_event.start + raw_event.header.length])
     compare(wire, range(0, len(wire), step), start=start)

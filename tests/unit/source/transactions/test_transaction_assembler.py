@@ -704,8 +704,8 @@ def test_the_short_way_through_a_mysql_gtid_reads_what_the_long_way_reads(code: 
     log.commit()
     (block,) = log.blocks()
     header = Header(SECOND, code, 1, 0, 0, 0)
-    known = parse_gtid(Event(header, body))
-    assert known.immediate_commit_ts_us == moment
+    gtid = parse_gtid(Event(header, body))
+    assert gtid.immediate_commit_ts_us == moment
     assert block.entries.commit_ts_us[0] == moment
-    assert block.entries.gtids.texts()[0].as_py() == (known.text or None)
-    assert (known.text == "") == (code == EventType.ANONYMOUS_GTID)
+    assert block.entries.gtids.texts()[0].as_py() == (gtid.text or None)
+    assert (gtid.text == "") == (code == EventType.ANONYMOUS_GTID)

@@ -18,7 +18,7 @@ from tests.unit.source.wire.made_wire import Wire, event, events_of, format_desc
 
 
 def places(events: list[Event]) -> list[tuple[str, int, int]]:
-    return [(found.file, found.start, found.header.type) for found in events]
+    return [(framed.file, framed.start, framed.header.type) for framed in events]
 
 
 def read(start: Position, wire: Wire) -> list[Event]:
@@ -43,17 +43,17 @@ def test_events_come_whole_and_in_place_however_the_bytes_are_cut(
     for code, body in sent:
         wire.send(code, body)
     framer = EventFramer(START, "src")
-    found: list[Event] = []
+    events: list[Event] = []
     rest = wire.data
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        found += events_of(framer, rest[:size])
+        events += events_of(framer, rest[:size])
         rest = rest[size:]
-    assert [(one.header.type, one.body) for one in found] == sent
+    assert [(framed.header.type, framed.body) for framed in events] == sent
     at = START.offset
-    for one in found:
-        assert one.start == at
-        at += one.header.length
+    for framed in events:
+        assert framed.start == at
+        at += framed.header.length
     assert framer.offset == at
 
 
@@ -61,8 +61,8 @@ STATEMENT = bytes(13) + b"db\0CREATE TABLE t (id INT)"
 BEGIN = bytes(13) + b"\0BEGIN"
 
 
-def has_statement(one: Event) -> bool:
-    return one.header.type == 165 or (one.header.type == 2 and not one.body.endswith(b"\0BEGIN"))
+def has_statement(framed: Event) -> bool:
+    return framed.header.type == 165 or (framed.header.type == 2 and not framed.body.endswith(b"\0BEGIN"))
 
 
 @given(
@@ -85,14 +85,14 @@ def test_reading_ahead_leaves_out_no_statement_and_ends_where_reading_all_does(
         wire.send(code, body)
     sent_bytes = wire.data[: len(wire.data) - 7] if cut_short and sent else wire.data
     whole, framer = EventFramer(START, "src"), EventFramer(START, "src")
-    found: list[Event] = []
+    events: list[Event] = []
     rest = sent_bytes
     while rest:
         size = data.draw(st.integers(1, len(rest)))
         give(framer, rest[:size])
-        found += framer.statements()
+        events += framer.statements()
         rest = rest[size:]
-    assert list(filter(has_statement, found)) == list(filter(has_statement, events_of(whole, sent_bytes)))
+    assert list(filter(has_statement, events)) == list(filter(has_statement, events_of(whole, sent_bytes)))
     assert framer.offset == whole.offset
 
 
@@ -126,7 +126,7 @@ def test_an_error_on_the_way_ahead_comes_after_the_statements_before_it() -> Non
 def test_an_event_of_many_packets_is_joined_even_when_the_last_one_is_empty(size: int) -> None:
     body = bytes(size)
     found = read(START, Wire(START).send(30, body).send(16, b"after"))
-    assert [(len(one.whole().body), one.start) for one in found] == [(size, 1000), (5, 1000 + size + 23)]
+    assert [(len(framed.whole().body), framed.start) for framed in found] == [(size, 1000), (5, 1000 + size + 23)]
 
 
 def test_of_an_event_of_many_packets_only_the_begin_is_held_until_more_is_asked_for() -> None:
@@ -134,7 +134,9 @@ def test_of_an_event_of_many_packets_only_the_begin_is_held_until_more_is_asked_
     wire = Wire(START).send(30, body)
     framer = EventFramer(START, "src")
     (found,) = [
-        one for at in range(0, len(wire.data), 1 << 20) for one in events_of(framer, wire.data[at : at + (1 << 20)])
+        framed
+        for at in range(0, len(wire.data), 1 << 20)
+        for framed in events_of(framer, wire.data[at : at + (1 << 20)])
     ]
     assert len(found.body) < 1 << 20
     assert len(framer.buffer.data) < 1 << 24
@@ -153,12 +155,12 @@ def test_the_files_first_event_takes_its_place_only_when_the_stream_begins_with_
 def test_places_go_on_where_the_headers_32_bits_wrap() -> None:
     begin = Position(0, START.file, (1 << 32) - 60)
     wire = Wire(begin).send(16, b"x" * 10).send(16, b"y" * 10).send(16, b"z")
-    assert [one.start - (1 << 32) for one in read(begin, wire)] == [-60, -27, 6]
+    assert [framed.start - (1 << 32) for framed in read(begin, wire)] == [-60, -27, 6]
 
 
 def test_events_that_do_not_say_where_they_end_are_counted() -> None:
     wire = Wire(START, mariadb=True).send(162, b"g" * 19).send(19, b"map", says=False).send(16, b"xid")
-    assert [one.start for one in read(START, wire)] == [1000, 1042, 1068]
+    assert [framed.start for framed in read(START, wire)] == [1000, 1042, 1068]
 
 
 KEY_OF_FILE = bytes.fromhex("0101000000e34480b947079246284b07ca")
@@ -177,17 +179,17 @@ def test_an_encrypted_file_is_read_from_any_position(offset: int, sent: bool) ->
     elif sent:
         wire.raw(ok(event(164, KEY_OF_FILE, flags=0x80)))
     wire.send(162, b"g" * 19, gap=at - wire.at).send(16, b"xid")
-    assert [(one.header.type, one.start) for one in read(begin, wire)[-2:]] == [(162, at), (16, at + 42)]
+    assert [(framed.header.type, framed.start) for framed in read(begin, wire)[-2:]] == [(162, at), (16, at + 42)]
 
 
 def test_an_event_that_tells_no_position_is_skipped_only_where_a_dump_begins() -> None:
     wire = Wire(START, mariadb=True).send(162, b"g" * 19).send(164, KEY_OF_FILE, says=False).send(16, b"xid")
-    assert [one.start for one in read(START, wire)] == [1000, 1042, 1082]
+    assert [framed.start for framed in read(START, wire)] == [1000, 1042, 1082]
 
 
 def test_a_log_without_checksums_is_read() -> None:
     wire = Wire(START, checksum=False).send(16, b"x").send(16, b"y")
-    assert [one.body for one in read(START, wire)] == [b"x", b"y"]
+    assert [framed.body for framed in read(START, wire)] == [b"x", b"y"]
 
 
 @pytest.mark.parametrize("checksum", [True, False])
@@ -200,7 +202,7 @@ def test_a_change_of_file_without_a_rotation_is_told(checksum: bool) -> None:
 
 def test_heartbeats_are_no_events_of_the_log() -> None:
     beat = event(EventType.HEARTBEAT, b"binlog.000007", end=1000, timestamp=0)
-    assert [one.body for one in read(START, Wire(START).raw(ok(beat)).send(16, b"x"))] == [b"x"]
+    assert [framed.body for framed in read(START, Wire(START).raw(ok(beat)).send(16, b"x"))] == [b"x"]
 
 
 def test_a_hole_stops_at_the_place_and_what_came_before_it_is_handed_on() -> None:
@@ -221,7 +223,7 @@ DAMAGED: dict[str, Callable[[Wire], bytes]] = {
     "a packet that is longer than its event": lambda wire: wire.raw(LONG_PACKET).data,
     "an event that is shorter than it says": lambda wire: wire.raw(ok(event(16, b"x" * 50)[:-3])).data,
     "an event before the format is known": lambda wire: ok(event(16, b"x", end=1024)),
-    **{f"a packet {one!r}": lambda wire, one=one: wire.raw(packet(one)).data for one in NO_STREAM},
+    **{f"a packet {body!r}": lambda wire, body=body: wire.raw(packet(body)).data for body in NO_STREAM},
 }
 
 

@@ -71,17 +71,17 @@ def known_at_each_end(log: Log, cuts: list[int]) -> list[tuple[Position, Fingerp
     edges = [0, *sorted(cut % len(wire) for cut in cuts), len(wire)]
     blocks = reading.read([wire[a:b] for a, b in pairwise(edges)])
     assert reading.error == ("", "")
-    known: Fingerprint | None = None
+    fingerprint: Fingerprint | None = None
     found = []
     for block in blocks:
-        known = block.fingerprint(known)
-        if block.entries.kind[-1] != EntryKind.PART and known is not None:
-            found.append((block.end, known))
+        fingerprint = block.fingerprint(fingerprint)
+        if block.entries.kind[-1] != EntryKind.PART and fingerprint is not None:
+            found.append((block.end, fingerprint))
     return found
 
 
-def reads_on(log: Log, place: Position, known: Fingerprint) -> bool:
-    framer = EventFramer(place, "src", known=known)
+def reads_on(log: Log, place: Position, fingerprint: Fingerprint) -> bool:
+    framer = EventFramer(place, "src", known=fingerprint)
     wire = log.wire(Position(0, framer.file, framer.offset))
     if not wire:
         return False
@@ -129,7 +129,9 @@ def test_a_log_is_read_on_exactly_where_it_forks_behind_the_checkpoint(
 @pytest.mark.parametrize("mariadb", [False, True])
 def test_a_file_of_another_server_is_told_by_its_first_event(mariadb: bool) -> None:
     log = Log([1, 2], mariadb=mariadb, checksum=True, large=frozenset())
-    for place, known in known_at_each_end(log, []):
-        assert reads_on(log, place, known)
-        other = Fingerprint(known.format_crc ^ 1, known.file, known.begin, known.end, known.crc)
+    for place, fingerprint in known_at_each_end(log, []):
+        assert reads_on(log, place, fingerprint)
+        other = Fingerprint(
+            fingerprint.format_crc ^ 1, fingerprint.file, fingerprint.begin, fingerprint.end, fingerprint.crc
+        )
         assert not reads_on(log, place, other)

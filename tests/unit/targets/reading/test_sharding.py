@@ -139,7 +139,7 @@ def failing(values: pa.Array, shards: int) -> Any:
 
 
 def wrapping(values: pa.Array, shards: int) -> Any:
-    return [int(one) % shards for one in np.asarray(values) * 3]
+    return [int(number) % shards for number in np.asarray(values) * 3]
 
 
 def own(name: str) -> Sharding:
@@ -203,9 +203,12 @@ EXACT = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 @pytest.mark.parametrize(
     ("kind", "apart"),
     [
-        *((f"varchar(9) {one}", True) for one in ("utf8mb4_0900_ai_ci", "utf8mb4_bin", "utf8mb4_uca1400_nopad_as_cs")),
+        *(
+            (f"varchar(9) {collation}", True)
+            for collation in ("utf8mb4_0900_ai_ci", "utf8mb4_bin", "utf8mb4_uca1400_nopad_as_cs")
+        ),
         ("char(36) ascii_general_ci", True), ("char(36) ascii_bin", False), ("enum('a','b') utf8mb4_0900_ai_ci", False),
-        *((f"varchar(9) {one}", False) for one in EXACT), ("varbinary(9)", False),
+        *((f"varchar(9) {collation}", False) for collation in EXACT), ("varbinary(9)", False),
     ],
 )  # fmt: skip
 def test_a_shard_key_that_joins_what_its_function_keeps_apart_is_refused(kind: str, apart: bool, function: str) -> None:

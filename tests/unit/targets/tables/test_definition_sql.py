@@ -217,7 +217,9 @@ def test_a_table_that_is_like_its_source_differs_in_nothing_that_stops_a_run(
     there = Existing(replace(found, indexes=(key, *found.indexes)), dict(literals))
     assert [difference for difference in differences(plan, there) if difference.stops] == []
     for column in found.columns[1:]:
-        lacks = replace(found, columns=tuple(one for one in found.columns if one.name != column.name), indexes=(key,))
+        lacks = replace(
+            found, columns=tuple(other for other in found.columns if other.name != column.name), indexes=(key,)
+        )
         (missing,) = [difference for difference in differences(plan, Existing(lacks)) if difference.stops]
         assert missing.column == column.name
         # Rows that exist have the source's literal default, or null; changes from before the column have null.
