@@ -23,8 +23,9 @@ _FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
 _GATHERED_ROWS, _GATHERED_BYTES_A_ROW = 1 << 18, 1 << 7
 """The bounds of events that are given at once."""
 _PLAIN_BYTES, _BYTES_OF_CHARACTER = 16, 4
-SHARE_BYTES = 4 << 20
-"""The least of a file that is read by a task of its own. Each of them compares the whole file with its manifest."""
+SHARE_BYTES, MOST_SHARES = 4 << 20, 8
+"""The least of a file that is read by a task of its own, and by how many tasks one is read: each of them fetches the
+whole file, and compares it with its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class FileOfEvents:
 
     def shares(self, most: int) -> list[FileOfEvents]:
         """The file as several that have about as many rows each, or itself if it is small."""
-        count = max(min(most, self.part.size_bytes // SHARE_BYTES), 1)
+        count = max(min(most, MOST_SHARES, self.part.size_bytes // SHARE_BYTES), 1)
         return [replace(self, share=(number, count)) for number in range(count)]
 
 
