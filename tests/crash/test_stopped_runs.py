@@ -77,8 +77,10 @@ AT_WORKERS = {
 class Nap:
     def __init__(self, folder: Path, source: Any, target: MariaDb) -> None:
         self.folder, self.source, self.target = folder, source, target
+        # Each table has one that feeds it, so that a TRUNCATE may empty it.
+        routes = [{"match": rf"{source.name}\.{table}", "to": table} for table in TABLES]
         self.file = write_pipeline(
-            folder, source.name, pipeline="nap", source="start: earliest", tables="on_truncate: stage",
+            folder, source.name, pipeline="nap", source="start: earliest", tables="on_truncate: stage", routes=routes,
             targets=[target_of("shards", "env:TARGET", RULES)], limits="lease_s: 5, batch_rows: 100",
         )  # fmt: skip
         self.flag = folder / "asleep"
