@@ -114,8 +114,14 @@ def test_a_cut_is_readable_without_a_mirror_that_somebody_has_dropped(shop: Shop
     found = cut(shop)
     assert (found["shop.a"]["lacks"], bool(found["shop.a"]["sql"])) == ([], True)
     assert (len(found["shop.b"]["lacks"]), found["shop.b"]["sql"]) == (1, None)
+    shop.lockstep("target", "create", shop.file)
+    assert cut(shop) == found
+    for name in ("b", "b__deleted"):
+        shop.catalog.drop_table(f"shop.{name}")
     assert shop.lockstep("lake", "maintain", shop.file).document["problems"] == []
     theirs = shop.catalog.create_table("shop.b", shop.catalog.load_table("shop.a").schema())
     (problem,) = shop.lockstep("lake", "maintain", shop.file).document["problems"]
     assert "was not made by Lockstep" in problem
     assert shop.catalog.load_table("shop.b").metadata == theirs.metadata
+    shop.catalog.drop_table("shop.a")
+    assert shop.lockstep("lake", "at", shop.file, code=3).error["code"] == "stage.as_of"

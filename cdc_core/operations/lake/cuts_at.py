@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pyiceberg.exceptions import NoSuchTableError
@@ -95,24 +96,29 @@ class CutView:
 
 
 def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
-    """Raises Refused (stage.as_of) where a snapshot of the cut has expired, and what the catalog raises."""
-    found = []
+    """A table whose snapshot is gone lacks it. Raises Refused (stage.as_of) where those of all tables are, and what the
+    catalog raises."""
+    found, gone = [], 0
     with open_catalog(target) as catalog, catalog_answers(target):
         for one in cut.tables:
-            try:
+            lost, metadata = one.snapshot is not None, ""
+            with suppress(NoSuchTableError):
                 table = catalog.load_table(tuple(one.name.split(".")))
-            except NoSuchTableError:
-                gone = () if one.snapshot is None else ("its mirror is gone, which a run has made",)
-                found.append(CutView(one.logical, one.name, one.snapshot, "", (*one.lacks, *gone)))
-                continue
-            if one.snapshot is not None and table.metadata.snapshot_by_id(one.snapshot) is None:
-                raise Refused(
-                    f"The snapshot {one.snapshot} of {one.name} has expired.",
-                    where=one.name,
-                    code="stage.as_of",
-                    remedy="ask for a later moment; `keep` of the target says how long cuts stay",
-                )
-            found.append(CutView(one.logical, one.name, one.snapshot, table.metadata_location, one.lacks))
+                lost = one.snapshot is not None and table.metadata.snapshot_by_id(one.snapshot) is None
+                metadata = "" if lost else table.metadata_location
+            gone += lost
+            lacks = (
+                *one.lacks,
+                *[f"its snapshot {one.snapshot} is gone: it expired, or the mirror was dropped"] * lost,
+            )
+            found.append(CutView(one.logical, one.name, one.snapshot, metadata, lacks))
+    if gone and gone == sum(one.snapshot is not None for one in cut.tables):
+        raise Refused(
+            f"The snapshots of {cut.run_id} have expired.",
+            where=f"targets.{target.name}",
+            code="stage.as_of",
+            remedy="ask for a later moment; `keep` of the target says how long cuts stay",
+        )
     return found
 
 
