@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import Refused, UsageError
-from cdc_core.lake.catalogs import catalog_answers, open_catalog
+from cdc_core.lake.catalogs import catalog_answers, identifier_named, name_of, open_catalog
 from cdc_core.model.cut import Cut
 from cdc_core.model.position import Position
 from cdc_core.model.windows import from_us
@@ -78,10 +78,14 @@ class CutView:
     lacks: as in CutTable."""
 
     logical: str
-    name: str
+    identifier: tuple[str, ...]
     snapshot: int | None
     metadata: str
     lacks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return name_of(self.identifier)
 
     def sql(self, engine: str, catalog: str) -> str:
         """A query of spark, trino or duckdb."""
@@ -89,10 +93,16 @@ class CutView:
             moment = "" if self.snapshot is None else f", snapshot_from_id = {self.snapshot}"
             found = f"SELECT * FROM iceberg_scan('{self.metadata}'{moment})"
         else:
-            words, mark = ("VERSION AS OF", "`") if engine == "spark" else ("FOR VERSION AS OF", '"')
-            parts = (one if one.isidentifier() else f"{mark}{one}{mark}" for one in (catalog, *self.name.split(".")))
-            found = f"SELECT * FROM {'.'.join(parts)}" + ("" if self.snapshot is None else f" {words} {self.snapshot}")
+            words = "VERSION AS OF" if engine == "spark" else "FOR VERSION AS OF"
+            found = f"SELECT * FROM {quoted(engine, catalog, *self.identifier)}"
+            found += "" if self.snapshot is None else f" {words} {self.snapshot}"
         return found if self.snapshot is not None else f"{found} WHERE false"
+
+
+def quoted(engine: str, *names: str) -> str:
+    """A name of several parts, as an engine takes it."""
+    mark = "`" if engine == "spark" else '"'
+    return ".".join(one if one.isidentifier() else f"{mark}{one}{mark}" for one in names)
 
 
 def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
@@ -101,9 +111,9 @@ def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
     found, gone = [], 0
     with open_catalog(target) as catalog, catalog_answers(target):
         for one in cut.tables:
-            lost, metadata = one.snapshot is not None, ""
+            identifier, lost, metadata = identifier_named(target, one.name), one.snapshot is not None, ""
             with suppress(NoSuchTableError):
-                table = catalog.load_table(tuple(one.name.split(".")))
+                table = catalog.load_table(identifier)
                 lost = one.snapshot is not None and table.metadata.snapshot_by_id(one.snapshot) is None
                 metadata = "" if lost else table.metadata_location
             gone += lost
@@ -111,7 +121,7 @@ def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
                 *one.lacks,
                 *[f"its snapshot {one.snapshot} is gone: it expired, or the mirror was dropped"] * lost,
             )
-            found.append(CutView(one.logical, one.name, one.snapshot, metadata, lacks))
+            found.append(CutView(one.logical, identifier, one.snapshot, metadata, lacks))
     if gone and gone == sum(one.snapshot is not None for one in cut.tables):
         raise Refused(
             f"The snapshots of {cut.run_id} have expired.",
