@@ -651,3 +651,21 @@ def test_what_a_mirror_cannot_become_is_another_one_as_the_remedy_says(
         "equal"
     ]
     assert [table["lacks"] for table in lockstep("lake", "at", shop.file).document["tables"]] == [[]]
+
+
+def test_a_renamed_key_is_followed_also_where_a_run_has_rows_under_a_former_name_of_another_column(
+    lockstep: Any, mariadb: Any
+) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.configure(on_unlogged_change="resync")
+    shop.sql("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
+    shop.run()
+    shop.sql(
+        "ALTER TABLE t RENAME COLUMN id TO number", "UPDATE t SET v = 20 WHERE number = 2",
+        "ALTER TABLE t RENAME COLUMN v TO w", "DELETE FROM t WHERE number = 1", "UPDATE t SET w = 30 WHERE number = 3",
+    )  # fmt: skip
+    shop.run()
+    shop.run()
+    shop.require_equal("t")
+    assert "id" not in shop.mirror("t").column_names
