@@ -56,7 +56,7 @@ def at(
     before the moment. Without a moment, that is the newest one. Exit code 3: there is none. A table that had not all
     of its rows is named with what it lacks, and gets no SQL unless you pass --partial.
     """
-    from cdc_core.operations.lake.cuts_at import cut_at, one_lake, shown
+    from cdc_core.operations.lake.cuts_at import cut_at, one_lake, quoted, shown
     from cdc_core.operations.lake.cuts_at import views as views_of
 
     if engine not in ("spark", "trino", "duckdb"):
@@ -80,9 +80,10 @@ def at(
     read = [table for table in tables if table["sql"] is not None]
     if views is not None:
         script = [f"-- {' '.join(line.split())}" for line in lacking] + [f"CREATE SCHEMA IF NOT EXISTS {views};"]
-        for table in read:
-            view = f"{views}.{table['mirror'].rpartition('.')[2]}"
-            script.append(f"CREATE OR REPLACE VIEW {view} AS {table['sql']};")
+        for table, cut_view in zip(tables, cut_views, strict=True):
+            if table["sql"] is not None:
+                view = f"{views}.{quoted(engine, cut_view.identifier[-1])}"
+                script.append(f"CREATE OR REPLACE VIEW {view} AS {table['sql']};")
         call.answer({**document, "script": script}, *(Text(line, no_wrap=True, overflow="ignore") for line in script))
         return
     lines = [f"{source}: {where}" for source, where in shown(cut).items()]

@@ -149,5 +149,11 @@ def identifier(target: IcebergTarget, logical: str) -> tuple[str, ...]:
         ) from None
 
 
+def identifier_named(target: IcebergTarget, name: str) -> tuple[str, ...]:
+    """The identifier of a mirror of this name, of which the table's part may have dots."""
+    table = name.removeprefix(f"{target.namespace}.")
+    return tuple(name.split(".")) if table == name else (*target.namespace.split("."), table)
+
+
 def name_of(identifier: tuple[str, ...]) -> str:
     return ".".join(identifier)

@@ -30,10 +30,11 @@ def renames_of(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str
 def followed_renames(
     renames: tuple[tuple[str, str], ...], now: Sequence[TableSchema], plan: RunPlan, table: MergeTable | None
 ) -> tuple[tuple[str, str], ...]:
-    """These renames; none while a run has rows under a former name. now: definitions of the source."""
+    """These renames, but for those of columns under whose former name a run has rows. now: definitions of the
+    source."""
     staged = [plan.schemas[file.schema_id] for file in table.files] if table is not None else []
-    left = {old.lower() for old, _ in renames} - _names(now)
-    return renames if left.isdisjoint(_names(staged)) else ()
+    left_names = _names(staged) - _names(now)
+    return tuple((old, new) for old, new in renames if old.lower() not in left_names)
 
 
 def _names(schemas: Iterable[TableSchema]) -> set[str]:

@@ -606,6 +606,26 @@ def test_a_key_column_that_is_renamed_is_followed_by_rows_and_tombstones(lockste
     assert [row["number"] for row in changes if row["_cdc_op"] in "cud"] == [1, 2, 1, 3]
 
 
+def test_check_says_whether_the_next_run_follows_columns(lockstep: Any, mariadb: Any) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.sql("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    shop.run()
+    for change, statement in (
+        ("ADD COLUMN v INT", "UPDATE t SET v = 7"), ("RENAME COLUMN id TO number", "UPDATE t SET v = 8"),
+    ):  # fmt: skip
+        shop.sql(f"ALTER TABLE t {change}", statement)
+        shop.rule["on_new_column"] = "stop"
+        shop.configure(on_unlogged_change="resync")
+        lockstep("check", shop.file, code=3)
+        assert "set on_new_column: add" in shop.run(code=3)["remedy"]
+        shop.rule["on_new_column"] = "add"
+        shop.configure(on_unlogged_change="resync")
+        lockstep("check", shop.file)
+        shop.run()
+        shop.require_equal("t")
+
+
 @pytest.mark.parametrize("change", ["DROP PRIMARY KEY, ADD PRIMARY KEY (v)", "MODIFY v VARCHAR(20) NOT NULL"])
 def test_what_a_mirror_cannot_become_is_another_one_as_the_remedy_says(
     lockstep: Any, mariadb: Any, change: str
@@ -631,3 +651,21 @@ def test_what_a_mirror_cannot_become_is_another_one_as_the_remedy_says(
         "equal"
     ]
     assert [table["lacks"] for table in lockstep("lake", "at", shop.file).document["tables"]] == [[]]
+
+
+def test_a_renamed_key_is_followed_also_where_a_run_has_rows_under_a_former_name_of_another_column(
+    lockstep: Any, mariadb: Any
+) -> None:
+    mariadb.run(f"CREATE DATABASE {DATABASE}")
+    shop = Shop(lockstep, mariadb)
+    shop.configure(on_unlogged_change="resync")
+    shop.sql("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
+    shop.run()
+    shop.sql(
+        "ALTER TABLE t RENAME COLUMN id TO number", "UPDATE t SET v = 20 WHERE number = 2",
+        "ALTER TABLE t RENAME COLUMN v TO w", "DELETE FROM t WHERE number = 1", "UPDATE t SET w = 30 WHERE number = 3",
+    )  # fmt: skip
+    shop.run()
+    shop.run()
+    shop.require_equal("t")
+    assert "id" not in shop.mirror("t").column_names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -156,3 +157,24 @@ def test_the_query_of_the_document_gives_every_past_state(shop: Shop) -> None:
         versions().replace("orders__changes", "lake.shop.orders__changes"),
     )
     assert [(row["id"], row["status"]) for row in rows.to_pylist() if row["valid_to"] is None] == [(1, "back")]
+
+
+def test_runs_go_on_after_spark_has_deleted_old_changes(shop: Shop) -> None:
+    shop.sql("CREATE TABLE orders (id INT PRIMARY KEY, v INT)")
+    shop.run()
+    for statement in ("INSERT INTO orders SELECT seq, 1 FROM seq_1_to_100", "UPDATE orders SET v = 2"):
+        shop.sql(statement)
+        shop.run()
+    table = shop.catalog.load_table("shop.orders__changes")
+    by_spark(shop.lockstep.directory, [table], "DELETE FROM lake.shop.orders__changes WHERE _cdc_op = 'c' OR id = 7")
+    written = Path(table.location().removeprefix("file://")) / "metadata" / "v2.metadata.json"
+    shop.catalog.drop_table("shop.orders__changes")
+    shop.catalog.register_table("shop.orders__changes", written.as_uri())
+    assert "has 99 changes" in str(shop.lockstep("check", shop.file).document)
+    shop.sql("DELETE FROM orders WHERE id < 10")
+    shop.run()
+    rows = shop.catalog.load_table("shop.orders__changes").scan().to_arrow()
+    assert (rows.filter(of_operation("u")).num_rows, rows.filter(of_operation("d")).num_rows) == (99, 9)
+    assert rows.num_rows == 108
+    shop.run("--replay", "--target", "lake")
+    assert changes_of(shop, "orders") == 209

@@ -10,6 +10,7 @@ import yaml
 from cdc_core.operations import pipeline_run
 from cdc_core.operations.apply.replay import Selection
 from cdc_core.operations.apply.retention import purge
+from cdc_core.operations.lake.maintain import maintain
 from spark_jobs.driver import Driver
 from tests.acceptance.test_lake import DATABASE, Shop
 
@@ -114,8 +115,36 @@ def test_a_cut_is_readable_without_a_mirror_that_somebody_has_dropped(shop: Shop
     found = cut(shop)
     assert (found["shop.a"]["lacks"], bool(found["shop.a"]["sql"])) == ([], True)
     assert (len(found["shop.b"]["lacks"]), found["shop.b"]["sql"]) == (1, None)
+    shop.lockstep("target", "create", shop.file)
+    assert cut(shop) == found
+    for name in ("b", "b__deleted"):
+        shop.catalog.drop_table(f"shop.{name}")
     assert shop.lockstep("lake", "maintain", shop.file).document["problems"] == []
     theirs = shop.catalog.create_table("shop.b", shop.catalog.load_table("shop.a").schema())
     (problem,) = shop.lockstep("lake", "maintain", shop.file).document["problems"]
     assert "was not made by Lockstep" in problem
     assert shop.catalog.load_table("shop.b").metadata == theirs.metadata
+    shop.catalog.drop_table("shop.a")
+    assert shop.lockstep("lake", "at", shop.file, code=3).error["code"] == "stage.as_of"
+
+
+def test_a_table_whose_name_has_a_dot_is_in_the_cut_and_maintained(shop: Shop) -> None:
+    shop.sql("CREATE TABLE `a.b` (id INT PRIMARY KEY, v INT)", "INSERT INTO `a.b` VALUES (1, 1)")
+    shop.run()
+    found = cut(shop)["shop.a.b"]
+    assert found["sql"] == f"SELECT * FROM lake.shop.`a.b` VERSION AS OF {found['snapshot']}"
+    script = shop.lockstep("lake", "at", shop.file, "--views", "then").document["script"]
+    assert f"CREATE OR REPLACE VIEW then.`a.b` AS {found['sql']};" in script
+    assert "a.b" in [
+        table["name"] for table in shop.lockstep("dbt", "sources", shop.file).document["sources"][0]["tables"]
+    ]
+    shop.sql("UPDATE `a.b` SET v = 2")
+    shop.run()
+    table = shop.catalog.load_table(("shop", "a.b"))
+    assert len(table.metadata.refs) == 1
+    with shop.lockstep.opened() as ready:
+        later = type(ready.meta).now_us(ready.meta) + 7_200_000_000
+        with pytest.MonkeyPatch.context() as clock:
+            clock.setattr(type(ready.meta), "now_us", lambda meta: later)
+            maintain(ready, ready.pipeline.targets[0])
+    assert len(shop.catalog.load_table(("shop", "a.b")).metadata.snapshots) < len(table.metadata.snapshots)

@@ -156,6 +156,7 @@ def test_kills_at_random_moments_of_repairs_end_equal_to_the_source(
             tables=rf"include: ['kills\.({'|'.join(ROWS)})'], on_unlogged_change: resync",
             targets=[pipeline_file.target("copy", "env:SOURCE", rules)],
             snapshot="readers: 3, chunk_mib: 1",
+            routes=[{"match": rf"kills\.{table}", "to": table} for table in ROWS],
             repair="max_rows_per_day: 1000000",
             spark="driver_rows: 1000000",
             limits=LIMITS,

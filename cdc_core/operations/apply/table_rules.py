@@ -53,7 +53,8 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
             f"The rows of {table!r} have different keys in this run: {shown}.",
             where=where,
             code="stage.key",
-            remedy=f"set {where} to the columns that identify a row in all of them",
+            remedy=f"set {where} to the columns that identify a row in all of them; where a table got another key, "
+            "begin a replay after that (--from; first_batches in Airflow)",
         )
     return next(iter(by_key))
 

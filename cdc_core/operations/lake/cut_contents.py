@@ -26,8 +26,10 @@ NO_MIRROR = "it has no mirror, because no run has had rows of it (`lockstep targ
 
 
 def sources_after(ready: OpenPipeline, plan: RunPlan, target: str, last: Cut | None) -> dict[str, CutSource]:
-    """The sources of the last cut, with the batches of a run. Raises what reading manifests raises."""
-    sources = {} if last is None else dict(last.sources)
+    """The sources of the last cut that the pipeline still has, with the batches of a run. Raises what reading manifests
+    raises."""
+    names = {source.name for source in ready.pipeline.sources}
+    sources = {} if last is None else {name: at for name, at in last.sources.items() if name in names}
     for source in ready.pipeline.sources:
         known = sources.get(source.name)
         batch_ids = [batch for batch in plan.target(target).batches if batch.partition("/")[0] == source.name]

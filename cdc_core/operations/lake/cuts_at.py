@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pyiceberg.exceptions import NoSuchTableError
 
 from cdc_core.config import IcebergTarget, Pipeline
 from cdc_core.errors import Refused, UsageError
-from cdc_core.lake.catalogs import catalog_answers, open_catalog
+from cdc_core.lake.catalogs import catalog_answers, identifier_named, name_of, open_catalog
 from cdc_core.model.cut import Cut
 from cdc_core.model.position import Position
 from cdc_core.model.windows import from_us
@@ -77,10 +78,14 @@ class CutView:
     lacks: as in CutTable."""
 
     logical: str
-    name: str
+    identifier: tuple[str, ...]
     snapshot: int | None
     metadata: str
     lacks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return name_of(self.identifier)
 
     def sql(self, engine: str, catalog: str) -> str:
         """A query of spark, trino or duckdb."""
@@ -88,36 +93,40 @@ class CutView:
             moment = "" if self.snapshot is None else f", snapshot_from_id = {self.snapshot}"
             query = f"SELECT * FROM iceberg_scan('{self.metadata}'{moment})"
         else:
-            words, mark = ("VERSION AS OF", "`") if engine == "spark" else ("FOR VERSION AS OF", '"')
-            parts = (
-                part if part.isidentifier() else f"{mark}{part}{mark}" for part in (catalog, *self.name.split("."))
-            )
-            query = f"SELECT * FROM {'.'.join(parts)}" + ("" if self.snapshot is None else f" {words} {self.snapshot}")
+            words = "VERSION AS OF" if engine == "spark" else "FOR VERSION AS OF"
+            query = f"SELECT * FROM {quoted(engine, catalog, *self.identifier)}"
+            query += "" if self.snapshot is None else f" {words} {self.snapshot}"
         return query if self.snapshot is not None else f"{query} WHERE false"
 
 
+def quoted(engine: str, *names: str) -> str:
+    """A name of several parts, as an engine takes it."""
+    mark = "`" if engine == "spark" else '"'
+    return ".".join(name if name.isidentifier() else f"{mark}{name}{mark}" for name in names)
+
+
 def views(target: IcebergTarget, cut: Cut) -> list[CutView]:
-    """Raises Refused (stage.as_of) where a snapshot of the cut has expired, and what the catalog raises."""
-    cut_views = []
+    """A table whose snapshot is gone lacks it. Raises Refused (stage.as_of) where those of all tables are, and what the
+    catalog raises."""
+    cut_views, gone = [], 0
     with open_catalog(target) as catalog, catalog_answers(target):
         for cut_table in cut.tables:
-            try:
-                table = catalog.load_table(tuple(cut_table.name.split(".")))
-            except NoSuchTableError:
-                gone = () if cut_table.snapshot is None else ("its mirror is gone, which a run has made",)
-                lacks = (*cut_table.lacks, *gone)
-                cut_views.append(CutView(cut_table.logical, cut_table.name, cut_table.snapshot, "", lacks))
-                continue
-            if cut_table.snapshot is not None and table.metadata.snapshot_by_id(cut_table.snapshot) is None:
-                raise Refused(
-                    f"The snapshot {cut_table.snapshot} of {cut_table.name} has expired.",
-                    where=cut_table.name,
-                    code="stage.as_of",
-                    remedy="ask for a later moment; `keep` of the target says how long cuts stay",
-                )
-            cut_views.append(
-                CutView(cut_table.logical, cut_table.name, cut_table.snapshot, table.metadata_location, cut_table.lacks)
-            )
+            number = cut_table.snapshot
+            identifier, lost, metadata = identifier_named(target, cut_table.name), number is not None, ""
+            with suppress(NoSuchTableError):
+                table = catalog.load_table(identifier)
+                lost = number is not None and table.metadata.snapshot_by_id(number) is None
+                metadata = "" if lost else table.metadata_location
+            gone += lost
+            why = [f"its snapshot {number} is gone: it expired, or the mirror was dropped"] if lost else []
+            cut_views.append(CutView(cut_table.logical, identifier, number, metadata, (*cut_table.lacks, *why)))
+    if gone and gone == sum(cut_table.snapshot is not None for cut_table in cut.tables):
+        raise Refused(
+            f"The snapshots of {cut.run_id} have expired.",
+            where=f"targets.{target.name}",
+            code="stage.as_of",
+            remedy="ask for a later moment; `keep` of the target says how long cuts stay",
+        )
     return cut_views
 
 

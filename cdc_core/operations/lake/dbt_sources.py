@@ -13,7 +13,7 @@ from typing import Any
 from pyiceberg.table import Table
 
 from cdc_core.config import IcebergTarget, Pipeline
-from cdc_core.lake.catalogs import catalog_answers, open_catalog
+from cdc_core.lake.catalogs import catalog_answers, identifier_named, open_catalog
 from cdc_core.lake.cut_table import NAME as CUTS
 from cdc_core.lake.lake_schema import CHANGES_KEY
 from cdc_core.lake.lake_tables import CHANGES, changes_of, key_names, tombstones_of
@@ -89,7 +89,7 @@ def dbt_source(pipeline: Pipeline, store: ObjectStore, target: IcebergTarget) ->
     tables = []
     with open_catalog(target) as catalog, catalog_answers(target):
         for table in cut.tables:
-            identifier = tuple(table.name.split("."))
+            identifier = identifier_named(target, table.name)
             if table.snapshot is None and not catalog.table_exists(identifier):
                 continue
             key = key_names(catalog.load_table(tombstones_of(identifier)))

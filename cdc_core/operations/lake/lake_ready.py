@@ -8,7 +8,7 @@ from functools import partial
 
 from pyiceberg.catalog import Catalog
 
-from cdc_core.config import IcebergTarget, Pipeline
+from cdc_core.config import IcebergTarget, LakeTable, Pipeline
 from cdc_core.errors import LockstepError, Refused, TableMissing, combined
 from cdc_core.lake import cut_table
 from cdc_core.lake.catalogs import catalog_answers, identifier, name_of
@@ -62,6 +62,17 @@ def require_lake(ready: OpenPipeline, plan: RunPlan, name: str) -> None:
         raise combined(problems)
 
 
+def require_following(rule: LakeTable, name: tuple[str, ...]) -> None:
+    """Raises Refused (target.definition) where the rule of a mirror that lacks columns does not let a run add them."""
+    if rule.on_new_column == "stop":
+        raise Refused(
+            f"{name_of(name)} lacks columns that the source has now.",
+            where=name_of(name),
+            code="target.definition",
+            remedy="set on_new_column: add for the table, so that runs follow the source's columns",
+        )
+
+
 def follow_columns(ready: OpenPipeline, target: IcebergTarget, wanted: Mapping[str, WantedTable]) -> None:
     """Gives mirrors the columns that their source tables have now, for readers at once. Those that do not exist yet are
     made by the run that has rows of them. Raises what `followed` raises."""
@@ -96,11 +107,5 @@ def _require_table(
         log.info("created %s", name_of(name))
         there = open_it()
     if required_schemas(there, columns, renamed, every):
-        if rule.on_new_column == "stop":
-            raise Refused(
-                f"{name_of(name)} lacks columns that the source has now.",
-                where=name_of(name),
-                code="target.definition",
-                remedy="set on_new_column: add for the table, so that runs follow the source's columns",
-            )
+        require_following(rule, name)
         followed(there, columns, renamed, every)

@@ -14,7 +14,7 @@ from itertools import islice
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import LockstepError
 from cdc_core.lake import cut_table
-from cdc_core.lake.catalogs import catalog_answers, name_of
+from cdc_core.lake.catalogs import catalog_answers, identifier_named, name_of
 from cdc_core.lake.expiry import GRACE_US, Forgotten, forget, kept_cuts, remove_orphans, tag_of
 from cdc_core.lake.lake_tables import changes_of, owner_of, require_ours, tombstones_of
 from cdc_core.lake.tombstone_expiry import forget_tombstones
@@ -74,7 +74,7 @@ def maintain(ready: OpenPipeline, target: IcebergTarget, *, daily: bool = True) 
             if table.snapshot is not None and table.snapshot not in mine.values():
                 mine[tag_of(cut)] = table.snapshot
     tables = [table for _, cut in named_cuts for table in cut.tables if table.snapshot is not None]
-    names = {tuple(table.name.split(".")): table.logical for table in tables}
+    names = {identifier_named(target, table.name): table.logical for table in tables}
     gone = [path for path, cut in named_cuts if cut not in kept and now_us - cut.made_us > GRACE_US]
     stay = {cut.run_id for path, cut in named_cuts if path not in gone}
     total, removed, dug_up, problems = Forgotten(0, 0, 0), 0, 0, list[str]()

@@ -19,6 +19,7 @@ from cdc_core.model.readable import counted, size
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.apply.table_rules import key_of
 from cdc_core.operations.check.findings import Findings
+from cdc_core.operations.lake.lake_ready import require_following
 from cdc_core.operations.open_pipeline import OpenCatalogs
 from cdc_core.stage.unify import merged_row
 from cdc_core.targets.tables.make_tables import MadeTable
@@ -96,11 +97,12 @@ def check_lake(
                     raise
                 return "a table to create with the next run"
             except ColumnsMissing:
-                if rule.on_new_column == "stop":
-                    raise
+                require_following(rule, identifier(target, name))
                 return "a key to follow with the next run, if its column was renamed"
             there.live()
             new = required_schemas(there, columns)
+            if new:
+                require_following(rule, identifier(target, name))
         found = "columns to follow with the next run" if new else "with the columns and key of the source"
         return found if there.changes is None else f"{found}; {_grown(there.changes)}"
 
