@@ -2,7 +2,7 @@
 
 Rows that an expectation tells apart by several columns are spread by a hash of these, but for columns with few values,
 so that two rows that are alike meet in one part; how many there are in all is judged at the end. Measured against a
-frame of Spark that GX's Spark engine judges, this takes a fifth of the time: rows do not become rows of the JVM.
+frame of Spark that GX's Spark engine judges, this takes less than half of the time: no row becomes one of the JVM.
 """
 
 from __future__ import annotations
