@@ -365,7 +365,6 @@ class Place:
                 Driver(self.pipeline, store, master=self.pipeline.spark.master, output=output) as spark,
                 suppress(_Enough),
             ):
-                spark.load_ahead()
                 progress = Marked(began)
                 result = apply(OpenPipeline(self.pipeline, meta, store, progress), spark, "line")
                 began("end")

@@ -58,7 +58,6 @@ def run(pipeline: str | Path, *, targets: Sequence[str] | None = None, until: da
             remedy="add one to `targets`, or use lockstep.extract, which stages only",
         )
     with open_pipeline(parsed) as opened, Driver(parsed, opened.store, master=parsed.spark.master) as spark:
-        spark.load_ahead()
         return pipeline_run.run(opened, spark, "python", chosen, until_us=_us(until))
 
 

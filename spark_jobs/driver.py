@@ -103,14 +103,11 @@ class Driver:
 
     @staticmethod
     def load() -> None:
-        """Imports what jobs need: Great Expectations takes seconds."""
+        """Imports what jobs need: Great Expectations takes seconds. Not beside other work: of packages that import each
+        other, as SQLAlchemy's do, a second thread that imports may see half."""
         for name in SPARK_JOBS:
             work_of(name)
         import spark_jobs.suite_runner  # noqa: F401
-
-    def load_ahead(self) -> None:
-        """Imports it beside what comes before the job that needs it."""
-        threading.Thread(target=self.load, daemon=True).start()
 
     @contextmanager
     def _doing(self, name: str) -> Iterator[None]:

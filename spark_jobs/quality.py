@@ -2,7 +2,6 @@
 
 The suites judge the rows that quality_rows.py gives, few of them in the driver, many in tasks of Spark.
 Above `quality.sample_rows` evenly spaced rows are read back, and the verdict says of how many.
-Great Expectations takes seconds to import, which it does here while rows are gathered.
 Results are kept in quality/target=<t>/: <stage>.json, own-<n>.json for suites of the pipeline's own, and report.html.
 A critical expectation that fails is DataAtRisk.
 """
@@ -86,13 +85,13 @@ def _of_target(
 
 def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The verdicts of the three suites; rows of the later ones are gathered beside."""
+    from spark_jobs.suite_parts import judge_in_parts  # takes seconds, and not beside others (Driver.load)
+    from spark_jobs.suite_runner import judge_stage
+
     with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
         gathered = {
             stage: pool.submit(row.table, job) for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS
         }
-        from spark_jobs.suite_parts import judge_in_parts
-        from spark_jobs.suite_runner import judge_stage
-
         for stage, row in rows.items():
             if stage in gathered:
                 yield stage, judge_stage(gathered.pop(stage).result(), stage, row.count)

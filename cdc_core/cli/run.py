@@ -112,7 +112,6 @@ def run(
     extracted: Mapping[str, DrainResult] = {}
     queried: Queried | None = None
     with call.opened() as ready, driver(parsed, ready.store) as spark:
-        spark.load_ahead()
         if requeue is not None:
             selection = requeued(ready.meta, ready.store, requeue, targets[0] if target else None)
         if selection is not None:
@@ -132,7 +131,6 @@ def _repeat(call: PipelineCall, targets: list[str], every_s: float) -> None:
 
     partial_noted: set[str] = set()
     with call.opened() as ready, driver(call.pipeline, ready.store) as spark:
-        spark.load_ahead()
         numbers = itertools.count(1)
 
         def turn() -> None:
