@@ -84,7 +84,7 @@ def _of_target(
 
 
 def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The verdicts of the three suites; rows of the later ones are gathered beside."""
+    """The verdicts of the three suites. All rows are gathered first, so that the target's are read at once."""
     from spark_jobs.suite_parts import judge_in_parts  # takes seconds, and not beside others (Driver.load)
     from spark_jobs.suite_runner import judge_stage
 
@@ -92,11 +92,11 @@ def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, d
         gathered = {
             stage: pool.submit(row.table, job) for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS
         }
-        for stage, row in rows.items():
-            if stage in gathered:
-                yield stage, judge_stage(gathered.pop(stage).result(), stage, row.count)
-            else:
-                yield stage, judge_in_parts(job, stage, row)
+    for stage, row in rows.items():
+        if stage in gathered:
+            yield stage, judge_stage(gathered.pop(stage).result(), stage, row.count)
+        else:
+            yield stage, judge_in_parts(job, stage, row)
 
 
 def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str, dict[str, Any]]]:
