@@ -21,6 +21,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.avro.decoder import StreamingBinaryDecoder
+from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
+from pyiceberg.avro.resolver import construct_reader
 from pyiceberg.manifest import (
     DataFileContent,
     ManifestContent,
@@ -221,6 +224,8 @@ def _is_stray(files: KeyedFiles, look: _Look, path: str) -> bool:
         if path.endswith(".parquet"):
             return bool(look.at(path))
         if path.endswith(".avro") and not path.rpartition("/")[2].startswith("snap-"):
+            if not _is_whole_avro(files, path):
+                return True
             manifest = ManifestFile.from_args(manifest_path=path, partition_spec_id=0, content=ManifestContent.DATA)
             entries = manifest.fetch_manifest_entry(files.io, discard_deleted=False)
             return any(entry.data_file.content == DataFileContent.DATA and look.may_have(entry) for entry in entries)
@@ -231,6 +236,14 @@ def _is_stray(files: KeyedFiles, look: _Look, path: str) -> bool:
     except Exception:  # noqa: BLE001 - half of a file can be anything to its decoder
         return True
     return False
+
+
+def _is_whole_avro(files: KeyedFiles, path: str) -> bool:
+    """Whether the file ends as each part of it ends. PyIceberg's own decoder reads memory beyond half of a file."""
+    with files.io.new_input(path).open() as file:
+        content = file.read()
+    header = construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(StreamingBinaryDecoder(content))
+    return content.count(header.sync) > 1 and content.endswith(header.sync)
 
 
 def appoint(rows: LakeRows, cuts: Collection[int]) -> dict[int, int]:

@@ -461,7 +461,7 @@ class CommitOperator(_RunOperator):
         common: dict[str, Any] = {"run_id": summary.run_id, **window, "positions": dict(positions)}
         tables = summary.to_json()["tables"]
         extras = {uri: {**common, **table} for table in tables for uri in target_uris(pipeline, target, table["table"])}
-        publish(context, self.outlets, extras)
+        publish(context, self.outlets, pipeline, extras)
 
 
 def _positions(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:

@@ -7,24 +7,36 @@
 Which tables a run has is known only once it has staged them: so a task has an asset alias as its outlet, and adds the
 assets to it. An event says the window in its extra, and has no partition key: Airflow takes none for the assets of an
 alias, and a key would keep every DAG that asks for no partitions from starting.
+
+Airflow (3.3.2, `register_asset_changes_in_db`) fails a task, although its work is done, whose new asset another task
+makes at the same moment. So tasks that name new assets end one after the other.
 """
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
 from cdc_core.config import IcebergTarget, Pipeline, Target
+from cdc_core.errors import LeaseHeld
 from cdc_core.model.windows import CLOCK_TOLERANCE_US, to_us
-from lockstep_airflow.run_context import asked_at
+from lockstep_airflow.run_context import asked_at, holder_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from cdc_core.meta import BatchRow, Meta
     from lockstep_airflow.window import RunWindow
+
+_TELLING = "assets:new"
+"""The name of the lease, which no source can have."""
+_TELLING_S = 60
+"""How long a killed task keeps it."""
+_LOOK_S = 0.5
 
 
 def alias_of(pipeline: str, target: str = "") -> AssetAlias:
@@ -84,6 +96,7 @@ def publish_staged(
     publish(
         context,
         outlets,
+        pipeline,
         {
             staged_uri(pipeline, table): {
                 "table": table,
@@ -97,9 +110,46 @@ def publish_staged(
     )
 
 
-def publish(context: Context, outlets: Sequence[AssetAlias], extras: Mapping[str, Mapping[str, Any]]) -> None:
-    """outlets: of the task. extras: by the URI of the asset."""
+def publish(
+    context: Context, outlets: Sequence[AssetAlias], pipeline: Pipeline, extras: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """The last that a task does. outlets: of the task. extras: by the URI of the asset."""
     for alias in outlets:
+        _wait_until_known(context, alias, pipeline, extras)
         events = context["outlet_events"][alias]
         for uri, extra in extras.items():
             events.add(Asset(uri), extra=dict(extra))
+
+
+def _wait_until_known(
+    context: Context, alias: AssetAlias, pipeline: Pipeline, extras: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Returns when Airflow knows the assets, or when nobody else may make them until this process ends, which is after
+    Airflow has recorded its success."""
+    mine = False
+    while not mine and not extras.keys() <= _known(alias):
+        mine = _begin_telling(context, pipeline)
+        if not mine:
+            time.sleep(_LOOK_S)
+
+
+def _begin_telling(context: Context, pipeline: Pipeline) -> bool:
+    from cdc_core.meta import Meta
+
+    meta = Meta.open(pipeline.meta.url, pipeline.pipeline)
+    try:
+        meta.leases.acquire(_TELLING, holder_name(context), _TELLING_S)
+    except LeaseHeld:
+        meta.close()
+        return False
+    atexit.register(meta.close)  # which gives the lease back
+    return True
+
+
+def _known(alias: AssetAlias) -> set[str]:
+    """The URIs of the assets that Airflow has of the alias."""
+    from airflow.sdk.execution_time.comms import AssetsByAliasResult, GetAssetsByAlias
+    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+    found = SUPERVISOR_COMMS.send(GetAssetsByAlias(alias_name=alias.name))
+    return {asset.uri for asset in found.assets} if isinstance(found, AssetsByAliasResult) else set()

@@ -31,7 +31,7 @@ from cdc_core.mysql.connections import quote, resolve
 from cdc_core.mysql.server_errors import NO_TABLE, number_of
 from cdc_core.targets.reading.sharding import PlacedTable, ShardTable, by_server, placed_tables
 from cdc_core.targets.reading.target_faults import PRIVILEGES, denied, lacks, translating
-from cdc_core.targets.writing.load import altering_session, asking_session
+from cdc_core.targets.writing.load import IDLE_S, altering_session, asking_session
 
 LEDGER = "_lockstep_ledger"
 STATES = "_lockstep_table"
@@ -42,7 +42,8 @@ GATES = "_lockstep_gate"
 STAGES_CHARS = 1000
 """Enough for some fifty stages."""
 NOTE_CHARS = 200
-LOCK_WAIT_S = 600
+LOCK_WAIT_S = 2 * IDLE_S
+"""A server frees the lock of a process that is stopped before another stops waiting for it."""
 _IDLE_S = 30
 """After which a server frees the locks of a process that was stopped."""
 _LOCKED_TOGETHER = 100

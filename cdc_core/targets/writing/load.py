@@ -80,7 +80,7 @@ IS_WRITTEN = f"_l._o = '{MergedOp.UPSERT}' AND _l._s <> {RowState.STALE}"
 _ALTER_S = 86_400.0
 
 
-IDLE_S = 900
+IDLE_S = 300
 """After which a server ends a session for bulk work: a process that is paused, not killed, would keep its locks for as
 long as it is (servers wait for 8 hours). A write whose session has ended begins again."""
 
