@@ -17,6 +17,7 @@ import pytest
 from cdc_core.config import load
 from cdc_core.operations.open_pipeline import OpenPipeline, open_pipeline
 from cdc_core.source.capture import SYSTEM_SCHEMAS
+from examples.sandbox.spark import ConnectServer
 from examples.sandbox.sql_server import SqlServer
 from tests.acceptance import cutover_cases
 from tests.acceptance.moving_shop import PAIRS
@@ -134,3 +135,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for direction in cutover_cases.DIRECTIONS:
         for line in (*cutover_cases.table(direction, ended), ""):
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def connect_server() -> Iterator[ConnectServer]:
+    """Its executors have this environment."""
+    with ConnectServer.start() as server:
+        yield server
+
+
+@pytest.fixture(params=["driver", "spark"])
+def spark(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A pipeline's section: its runs are done by their driver, or all by Spark."""
+    if request.param == "driver":
+        return {}
+    return {"driver_rows": 0, "master": request.getfixturevalue("connect_server").url}

@@ -107,10 +107,9 @@ class Shop:
             assert [tuple(row[name] for name in columns) for row in rows.to_pylist()] == list(expected), table
 
 
-@pytest.fixture(params=["driver", "spark"])
-def shop(request: pytest.FixtureRequest, lockstep: Any, mariadb: Any) -> Shop:
+@pytest.fixture
+def shop(spark: dict[str, Any], lockstep: Any, mariadb: Any) -> Shop:
     mariadb.run(f"CREATE DATABASE {DATABASE}")
-    spark = {"driver_rows": 0, "master": "local[2]"} if request.param == "spark" else {}
     return Shop(lockstep, mariadb, spark=spark)
 
 

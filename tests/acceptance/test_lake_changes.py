@@ -32,7 +32,6 @@ def versions() -> str:
     return query.partition('"""')[0]
 
 
-@pytest.mark.parametrize("spark", [{}, {"driver_rows": 0, "master": "local[2]"}], ids=["driver", "spark"])
 def test_every_change_is_a_row_once_after_runs_replays_and_copies(shop: Shop, spark: dict[str, Any]) -> None:
     shop.sections = {"spark": spark}
     shop.configure()
