@@ -43,11 +43,6 @@ def run(pipeline: str | Path, *, targets: Sequence[str] | None = None, until: da
 
     pipeline: its file. until: as of `extract`.
     """
-    require("spark", "quality", by="lockstep.run")
-    from cdc_core.operations import pipeline_run
-    from cdc_core.operations.open_pipeline import open_pipeline
-    from spark_jobs.driver import Driver
-
     parsed = config.load(Path(pipeline))
     chosen = _chosen([target.name for target in parsed.targets], targets, "target")
     if not chosen:
@@ -57,6 +52,11 @@ def run(pipeline: str | Path, *, targets: Sequence[str] | None = None, until: da
             code="usage.argument",
             remedy="add one to `targets`, or use lockstep.extract, which stages only",
         )
+    require("spark", "quality", by="lockstep.run")
+    from cdc_core.operations import pipeline_run
+    from cdc_core.operations.open_pipeline import open_pipeline
+    from spark_jobs.driver import Driver
+
     with open_pipeline(parsed) as opened, Driver(parsed, opened.store, master=parsed.spark.master) as spark:
         return pipeline_run.run(opened, spark, "python", chosen, until_us=_us(until))
 

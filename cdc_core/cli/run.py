@@ -87,7 +87,6 @@ def run(
     rejected; fix the target first. --every repeats the run until Ctrl-C and retries temporary errors.
     """
     parsed = call.pipeline
-    require("spark", "quality", by="lockstep run")
     again = replay or requeue is not None
     targets = choose([configured.name for configured in parsed.targets], target, "target", "--target")
     until_us = moment_us(until)
@@ -103,6 +102,7 @@ def run(
             code="usage.argument",
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
+    require("spark", "quality", by="lockstep run")
     if every is not None:
         _repeat(call, targets, age_us(every, "--every", "10s") / MICROSECONDS)
         return
