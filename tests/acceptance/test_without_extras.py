@@ -54,10 +54,14 @@ def test_without_extras_a_source_is_staged_and_shown_and_the_rest_names_its_extr
     assert found.document["rows"] == [[1, "a"]]
     plain("stage", "verify", "shop.yaml")
     plain("status", "shop.yaml")
+    assert "`lockstep extract`" in plain("run", "shop.yaml", code=2).error["remedy"]
+    file = plain.directory / "shop.yaml"
+    staging = file.read_text()
+    file.write_text(f"{staging}\ntargets: [{{name: copy, connection: env:COPY, tables: {{'*': {{}}}}}}]\n")
     refused = plain("run", "shop.yaml", code=2).error
     assert refused["code"] == "install.missing"
     assert "pip install 'lockstep-cdc[spark,quality]'" in refused["remedy"]
-    file = plain.directory / "shop.yaml"
+    file.write_text(staging)
     file.write_text(re.sub(r"(?m)^  uri: .*$", "  uri: s3://bucket", file.read_text()))
     refused = plain("stage", "ls", "shop.yaml", code=2).error
     assert (refused["code"], refused["remedy"]) == ("install.missing", "pip install 'lockstep-cdc[s3]'")
