@@ -54,7 +54,7 @@ def test_without_extras_a_source_is_staged_and_shown_and_the_rest_names_its_extr
     assert found.document["rows"] == [[1, "a"]]
     plain("stage", "verify", "shop.yaml")
     plain("status", "shop.yaml")
-    assert "`lockstep extract`" in plain("run", "shop.yaml", code=2).error["remedy"]
+    assert "`lockstep extract shop.yaml`" in plain("run", "shop.yaml", code=2).error["remedy"]
     file = plain.directory / "shop.yaml"
     staging = file.read_text()
     file.write_text(f"{staging}\ntargets: [{{name: copy, connection: env:COPY, tables: {{'*': {{}}}}}}]\n")
