@@ -55,13 +55,11 @@ def test_without_extras_a_source_is_staged_and_shown_and_the_rest_names_its_extr
     plain("stage", "verify", "shop.yaml")
     plain("status", "shop.yaml")
     assert "`lockstep extract shop.yaml`" in plain("run", "shop.yaml", code=2).error["remedy"]
-    file = plain.directory / "shop.yaml"
-    staging = file.read_text()
-    file.write_text(f"{staging}\ntargets: [{{name: copy, connection: env:COPY, tables: {{'*': {{}}}}}}]\n")
+    plain("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*", "--target", "env:COPY", "--force")
     refused = plain("run", "shop.yaml", code=2).error
     assert refused["code"] == "install.missing"
     assert "pip install 'lockstep-cdc[spark,quality]'" in refused["remedy"]
-    file.write_text(staging)
+    file = plain.directory / "shop.yaml"
     file.write_text(re.sub(r"(?m)^  uri: .*$", "  uri: s3://bucket", file.read_text()))
     refused = plain("stage", "ls", "shop.yaml", code=2).error
     assert (refused["code"], refused["remedy"]) == ("install.missing", "pip install 'lockstep-cdc[s3]'")
