@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from airflow.sdk import AssetAlias
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import AssetResponse, AssetsByAliasResult, GetAssetsByAlias
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from cdc_core import config
+from lockstep_airflow import table_assets
 from lockstep_airflow.table_assets import alias_of, extracted_batches, publish_staged, target_uris
 from lockstep_airflow.window import RunWindow
 from tests.dags.made_pipelines import staged
@@ -30,8 +33,21 @@ def shop(write_pipeline: Callable[..., Path]) -> Iterator[Line]:
     line.meta.close()
 
 
+class Supervisor:
+    """What a task asks Airflow. known: the URIs of the assets of an alias, at each question."""
+
+    def __init__(self, *known: list[str]) -> None:
+        self.known = list(known)
+
+    def send(self, message: GetAssetsByAlias) -> AssetsByAliasResult:
+        uris = self.known.pop(0)
+        assets = [AssetResponse(name=uri, uri=uri, group="asset") for uri in uris]
+        return AssetsByAliasResult.from_asset_responses(assets)
+
+
 def context(began: datetime) -> Any:
-    return {"dag_run": SimpleNamespace(start_date=began), "outlet_events": OutletEventAccessors()}
+    task = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1, try_number=1)
+    return {"dag_run": SimpleNamespace(start_date=began), "outlet_events": OutletEventAccessors(), "ti": task}
 
 
 def windows(shop: Line, began: datetime, window: RunWindow) -> list[int]:
@@ -55,16 +71,16 @@ def test_a_run_up_to_now_announces_what_was_staged_since_it_began(shop: Line) ->
     assert windows(shop, AFTER, now) == []
 
 
-def test_a_staged_table_has_one_event_with_the_windows_and_positions_of_its_batches(shop: Line) -> None:
+def test_a_staged_table_has_one_event_with_the_windows_and_positions_of_its_batches(
+    shop: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task, alias = context(BEFORE), alias_of("shop")
     batches = extracted_batches(task, shop.meta, "shop_db", hours(0, 4))
+    uri = f"{shop.pipeline.stage.uri}/changes/cdc_table=shop.orders"
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", Supervisor([uri]), raising=False)
     publish_staged(task, [alias], shop.pipeline, shop.meta, batches)
     (event,) = task["outlet_events"][alias].asset_alias_events
-    assert (
-        event.dest_asset_key.name
-        == event.dest_asset_key.uri
-        == f"{shop.pipeline.stage.uri}/changes/cdc_table=shop.orders"
-    )
+    assert event.dest_asset_key.name == event.dest_asset_key.uri == uri
     assert event.extra == {
         "table": "shop.orders",
         "window_start_us": START_US,
@@ -72,6 +88,28 @@ def test_a_staged_table_has_one_event_with_the_windows_and_positions_of_its_batc
         "positions": {"shop_db": [str(batches[0].begin), str(batches[-1].end)]},
         "staged_rows": 1239,
     }
+
+
+def test_of_tasks_that_name_a_new_asset_one_at_a_time_ends(shop: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow fails the later of two that make it at the same moment."""
+    task, alias, at_exit = context(BEFORE), alias_of("shop"), list[Callable[[], None]]()
+    batches = extracted_batches(task, shop.meta, "shop_db", hours(0, 4))
+    monkeypatch.setattr(table_assets.atexit, "register", at_exit.append)
+    monkeypatch.setattr(table_assets, "_LOOK_S", 0)
+
+    def publish(*known: list[str]) -> int:
+        """How often it asks."""
+        supervisor = Supervisor(*known)
+        monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", supervisor, raising=False)
+        publish_staged(task, [alias], shop.pipeline, shop.meta, batches)
+        return len(known) - len(supervisor.known)
+
+    uri = f"{shop.pipeline.stage.uri}/changes/cdc_table=shop.orders"
+    assert (publish([], [], []), len(at_exit)) == (1, 1)  # has the lease until its process ends
+    assert (publish([], [], [uri]), len(at_exit)) == (3, 1)  # another, which waits until Airflow has recorded the first
+    at_exit.pop()()
+    assert (publish([], [], []), len(at_exit)) == (1, 1)  # had the first failed, the next would make the asset
+    at_exit.pop()()
 
 
 def test_a_table_of_a_lake_is_named_by_its_catalog_and_one_of_a_database_by_its_pipeline(
