@@ -16,8 +16,9 @@ from cdc_core.lake.publication import BaseSnapshots
 from cdc_core.lake.snapshots import LiveFiles
 from cdc_core.model.json_codec import dumped, parsed
 from cdc_core.model.run_plan import MergeTable, lake_path
+from cdc_core.stage.unify import lake_row
 from spark_jobs.job import Job
-from spark_jobs.merge_rules import change_columns, row_columns
+from spark_jobs.merge_rules import change_columns
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def open_mirrors(job: Job, tables: Sequence[MergeTable]) -> Iterator[dict[str, O
                 name = identifier(target, table.table)
                 there = opened(catalog, name, mirror_rule(target, job.pipeline.pipeline, table.table, table.key))
                 every = list(change_columns(job, table)) if there.changes is not None else []
-                if required_schemas(there, list(row_columns(job, table)), every=every):
+                columns = lake_row(table.table, job.schemas(table), job.plan.current_schemas(table))
+                if required_schemas(there, list(columns), every=every):
                     raise Refused(
                         f"The table {name_of(name)} does not have the columns of the run's rows.",
                         where=name_of(name),

@@ -16,7 +16,7 @@ from cdc_core.model.position import seq_of_name
 from cdc_core.model.run_plan import FileToRead, MergeCounts, MergeTable, files_to_read
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.staged_events import FileOfEvents
-from cdc_core.stage.unify import merged_row
+from cdc_core.stage.unify import lake_row, merged_row
 from spark_jobs.job import Job
 
 
@@ -26,8 +26,9 @@ def row_columns(job: Job, table: MergeTable) -> pa.Schema:
 
 
 def change_columns(job: Job, table: MergeTable) -> pa.Schema:
-    """The row columns of all definitions of the table, also those that were dropped since. Raises as `row_columns`."""
-    return merged_row(table.table, job.schemas(table), None)
+    """A lake's row columns of all definitions of the table, also those that were dropped since. Raises as
+    `row_columns`."""
+    return lake_row(table.table, job.schemas(table), None)
 
 
 def table_rule(job: Job, table: MergeTable) -> TableRule:

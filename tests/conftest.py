@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, Phase, settings
 from examples.sandbox import browser
 from examples.sandbox.cache import SandboxError
 from examples.sandbox.debian import Tree
-from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mariadb import MariaDb, NewestMariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.postgres import Postgres
 from examples.sandbox.s3 import S3Server
 from examples.sandbox.setup_browser import BROWSER
+from examples.sandbox.setup_mariadb import NEWEST_MARIADB
 from examples.sandbox.setup_mysql import MYSQL
 from tests.lab.databases import own_database
 from tests.lab.forked_commands import ForkedCommands
@@ -110,6 +111,15 @@ def mariadb(shared_servers: list[MariaDb | MySql]) -> Iterator[MariaDb]:
 def mariadb_target(shared_servers: list[MariaDb | MySql]) -> Iterator[MariaDb]:
     """A second MariaDB, to write to."""
     with MariaDb.start(server_id=2) as server:
+        shared_servers.append(server)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def newest_mariadb(shared_servers: list[MariaDb | MySql]) -> Iterator[MariaDb]:
+    """A source of the newest release that can be had."""
+    set_up(NEWEST_MARIADB)
+    with NewestMariaDb.start(server_id=5) as server:
         shared_servers.append(server)
         yield server
 

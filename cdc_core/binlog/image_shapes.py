@@ -4,7 +4,7 @@ FULL_NODUP).
 An update's after image omits what did not change: the before image has it, or else the value is absent, which is not
 null. An INSERT omits what it left to a literal default; expressions are logged. The images of a delete and before an
 update must contain the key, or all columns of a table without a key: otherwise nobody can tell which row changed.
-MariaDB omits virtual columns even where they change, so that no older value may replace an absent one.
+MariaDB omits generated columns even where they change, so that no older value may replace an absent one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ImageShape:
     after: Bools
 
     def unchanged(self, schema: TableSchema) -> Bools:
-        """Columns that an after image omits because they did not change: the before image has their value. A virtual
+        """Columns that an after image omits because they did not change: the before image has their value. A generated
         column of MariaDB may have changed, as row images omit it either way."""
         found: Bools = self.present & ~self.after
         for i, column in enumerate(schema.columns):

@@ -190,7 +190,8 @@ class Column:
     key_part:  1-based place in the primary key (or the promoted NOT NULL UNIQUE key), None outside it.
     generated: a generated (virtual or stored) column. Its values are in row images, and go to a target whose column
                is a plain one.
-    logged:    False for a virtual column of MariaDB, which row images other than FULL leave out, changed or not.
+    logged:    False for a generated column of MariaDB, which row images may leave out, changed or not: other images
+               than FULL leave out virtual ones, and updates and deletes of 11.8 all of them.
     """
 
     name: str

@@ -25,8 +25,9 @@ class ErrorKind(Enum):
 
     GONE = 0, 1042, 1043, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031
     """The connection broke, or someone ended it or its statement; another attempt on a new connection may succeed."""
-    BUSY = 1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572
-    """A lock wait, a deadlock, a transaction that a replication group rolled back."""
+    BUSY = 1020, 1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572
+    """A lock wait, a deadlock, a row that changed since the snapshot, a transaction that a replication group rolled
+    back."""
     PASSING = (
         3, 23, 24, 28, 1021, 1026, 1114, 1878,  # disk and files
         1037, 1038, 1040, 1041, 1135, 1203, 1226, 1461, 1637,  # memory, threads, connections, transactions

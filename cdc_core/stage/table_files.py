@@ -80,8 +80,8 @@ class TableFiles:
         return unified_columns(self.table, self.definitions)
 
     def state_columns(self, *, dropped: bool = False) -> list[pa.Field]:
-        """Those that the table has at the moment. A virtual column of MariaDB is left out if some change lacks values:
-        nobody knows its values, and null would be a wrong one. dropped: also columns that the table no longer has.
+        """Those that the table has at the moment. A generated column of MariaDB is left out if some change lacks
+        values: nobody knows them, and null would be a wrong one. dropped: also columns that the table no longer has.
 
         Raises Refused (stage.schema_conflict).
         """

@@ -151,6 +151,14 @@ def merged_row(table: str, schemas: Sequence[TableSchema], current: Sequence[Tab
     )
 
 
+def lake_row(table: str, schemas: Sequence[TableSchema], current: Sequence[TableSchema] | None) -> pa.Schema:
+    """As merged_row, without what row images may leave out (Column.logged): a lake computes nothing, and null would be
+    a wrong value."""
+    unlogged = {column.name.lower() for schema in schemas for column in schema.columns if not column.logged}
+    row = merged_row(table, schemas, current)
+    return pa.schema([field for field in row if field.name.lower() not in unlogged])
+
+
 def conflict(schemas: Sequence[TableSchema], current: Sequence[TableSchema] | None = None) -> bool:
     """Whether unified_columns refuses these definitions."""
     if len(schemas) < 2:

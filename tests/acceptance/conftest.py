@@ -145,7 +145,7 @@ def connect_server() -> Iterator[ConnectServer]:
 
 
 @pytest.fixture(params=["driver", "spark"])
-def spark(request: pytest.FixtureRequest) -> dict[str, Any]:
+def spark_section(request: pytest.FixtureRequest) -> dict[str, Any]:
     """A pipeline's section: its runs are done by their driver, or all by Spark."""
     if request.param == "driver":
         return {}

@@ -142,7 +142,8 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
             time.sleep(0.3)
             locks.release()
         assert {future.result(10) for future in [*before, *after]} == {MOVED}
-        with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):  # its snapshot shows an open gate
+        # Its snapshot shows an open gate. MariaDB 11.8 does not write on from what is no longer so.
+        with pytest.raises(pymysql.err.MySQLError, match=r"moved by Lockstep|has changed since last read"):
             cursor.execute(f"INSERT INTO {database}.b VALUES (500, 1)")
     assert closed_gates(places) == {f"{database}.{table}" for table in TABLES}
     closed(places)  # safe to repeat

@@ -98,7 +98,8 @@ def require_equal(blocks: Sequence[Block]) -> int:
                 elif row["_cdc_op"] == "u":
                     was = {name: literal.get(f"_before.{name}", row["_before"][name]) for name in names}
                     found = inserted.pop(row["id"])
-                    assert found == {name: was[name] for name in found}
+                    logged = [name for name in found if f'"_before.{name}"' not in absent]
+                    assert {name: found[name] for name in logged} == {name: was[name] for name in logged}
                     compared += 1
     assert not inserted
     return compared
@@ -214,7 +215,7 @@ def test_what_mariadb_stores_otherwise_under_a_trigger_is_refused(origin: Origin
         run("CREATE TRIGGER b BEFORE INSERT ON t FOR EACH ROW SET @x = 1", *insert(1))
     if origin.mariadb:
         assert refusal(lambda: drain(origin, start)).code == "source.incomplete_rows"
-        assert origin.rows("t")[0]["e"] not in ("p", None)
+        assert origin.rows("t")[0]["e"] is not None  # up to 11.4 another than the default
     else:
         assert require_equal(drain(origin, start)) == 1
 

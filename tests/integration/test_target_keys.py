@@ -496,7 +496,7 @@ def test_unique_values_move_between_rows_whose_key_no_index_takes(mariadb_target
     with target_table(mariadb_target, shape, columns, ("k", "l")) as table:
         for values in (("a", 1), ("b", 2)), (("a", 2), ("b", 1)):
             version = (values[0][1],) * 2
-            rows = [Winner("u", {"k": k, "l": k, "v": v}, (*version, 0, "one")) for k, v in values]
+            rows = [Winner("u", {"k": k, "l": k, "v": v}, (*version, at, "one")) for at, (k, v) in enumerate(values)]
             assert table.write(rows).written == 2
         assert table.rows("k, v") == [("a", 2), ("b", 1)]
 

@@ -17,7 +17,7 @@ from cdc_core.model.run_plan import MergeTable, RunPlan
 from cdc_core.operations.apply.lost_writes import require_kept
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.operations.renamed_columns import followed_renames, renames_of
-from cdc_core.stage.unify import merged_row
+from cdc_core.stage.unify import lake_row
 from cdc_core.targets.tables.make_tables import WantedTable
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def follow_columns(ready: OpenPipeline, target: IcebergTarget, wanted: Mapping[s
             schemas, name = [origin.schema for origin in table.origins], identifier(target, logical)
             if catalog.table_exists(name):
                 there = opened(catalog, name, mirror_rule(target, ready.name, logical, table.key), table.renamed)
-                show_schema(followed(there, list(merged_row(logical, schemas, schemas)), table.renamed))
+                show_schema(followed(there, list(lake_row(logical, schemas, schemas)), table.renamed))
 
 
 def _require_table(
@@ -95,8 +95,8 @@ def _require_table(
     rule, name = target.table(table.table), identifier(target, table.table)
     assert rule is not None
     made, schemas = mirror_rule(target, plan.pipeline, table.table, table.key), plan.schemas_of(table)
-    columns = list(merged_row(table.table, schemas, plan.current_schemas(table)))
-    every = list(merged_row(table.table, schemas, None)) if made.changes else []
+    columns = list(lake_row(table.table, schemas, plan.current_schemas(table)))
+    every = list(lake_row(table.table, schemas, None)) if made.changes else []
     open_it = partial(opened, catalog, name, made, renamed)
     try:
         there = open_it()

@@ -21,7 +21,7 @@ from cdc_core.operations.apply.table_rules import key_of
 from cdc_core.operations.check.findings import Findings
 from cdc_core.operations.lake.lake_ready import require_following
 from cdc_core.operations.open_pipeline import OpenCatalogs
-from cdc_core.stage.unify import merged_row
+from cdc_core.stage.unify import lake_row
 from cdc_core.targets.tables.make_tables import MadeTable
 
 
@@ -41,7 +41,7 @@ def create_mirrors(
             name = identifier(target, logical)
             try:
                 with catalog_answers(target):
-                    key, columns = key_of(target, logical, schemas), list(merged_row(logical, schemas, schemas))
+                    key, columns = key_of(target, logical, schemas), list(lake_row(logical, schemas, schemas))
                     state = "exists" if catalog.table_exists(name) else "missing"
                     if not dry:
                         rule = mirror_rule(target, pipeline.pipeline, logical, key)
@@ -88,7 +88,7 @@ def check_lake(
     findings.attempt(f"{subject}: namespace", whose)
 
     def look(name: str, rule: LakeTable, schemas: Sequence[TableSchema]) -> str:
-        key, columns = key_of(target, name, schemas), list(merged_row(name, schemas, schemas))
+        key, columns = key_of(target, name, schemas), list(lake_row(name, schemas, schemas))
         with catalog_answers(target):
             try:
                 there = opened(catalog, identifier(target, name), mirror_rule(target, pipeline.pipeline, name, key))

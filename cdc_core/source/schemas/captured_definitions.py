@@ -5,6 +5,7 @@ It must keep true that the definition of a table is the one that its row images 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
@@ -41,6 +42,10 @@ SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE FROM INFORMATION_SCHEMA.TABL
 """
 
 _PRIMARY, _VIRTUAL = "PRIMARY", "VIRTUAL GENERATED"
+_GENERATED = (_VIRTUAL, "STORED GENERATED", "PERSISTENT")
+_NONE_LOGGED_SINCE = (11, 5)
+"""MariaDB leaves generated columns out of updates and deletes: virtual ones if binlog_row_image is not FULL, and others
+since a version between 11.4.5, which has not left them out, and 11.8.9."""
 _OLD_TEMPORAL = "/* mariadb-5.3 */"
 
 NOT_VISIBLE = "not visible to the account: GRANT SELECT on it"
@@ -104,7 +109,7 @@ def _read(
     connection: pymysql.Connection, where: str, arguments: Sequence[str], wanted: frozenset[TableName]
 ) -> dict[TableName, tuple[TableSchema | None, str]]:
     """For each wanted table: its definition, or why there is none."""
-    mariadb = is_mariadb(connection)
+    mariadb, unlogged = is_mariadb(connection), _unlogged(connection)
     where = where.format(", ".join(["%s"] * len(arguments)))
     uniques = query(connection, _UNIQUE_KEYS.format(where=where), arguments)
     columns: dict[TableName, list[tuple[Any, ...]]] = {}
@@ -134,13 +139,25 @@ def _read(
             continue
         key = keys.get(name, ())
         try:
-            definitions[name] = TableSchema(*name, tuple(_column(row, key, mariadb=mariadb) for row in rows)), ""
+            definitions[name] = (
+                TableSchema(*name, tuple(_column(row, key, unlogged, mariadb=mariadb) for row in rows)),
+                "",
+            )
         except Refused as error:
             definitions[name] = None, error.what.rstrip(".")
     return definitions
 
 
-def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Column:
+def _unlogged(connection: pymysql.Connection) -> tuple[str, ...]:
+    """The kinds of generated columns that row images may leave out even where they change."""
+    if not is_mariadb(connection):
+        return ()
+    number = re.match(r"(\d+)\.(\d+)", as_text(query(connection, "SELECT VERSION()")[0][0]))
+    some = number is not None and (int(number[1]), int(number[2])) < _NONE_LOGGED_SINCE
+    return (_VIRTUAL,) if some else _GENERATED
+
+
+def _column(row: tuple[Any, ...], key: tuple[str, ...], unlogged: tuple[str, ...], *, mariadb: bool) -> Column:
     name, extra = as_text(row[2]), as_text(row[7] or "").upper()
     charset, collation = as_text(row[5] or ""), as_text(row[6] or "")
     declared = as_text(row[3])
@@ -156,8 +173,8 @@ def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Col
         column_type,
         nullable=as_text(row[4]) == "YES",
         key_part=key.index(name) + 1 if name in key else None,
-        generated=any(word in extra for word in (_VIRTUAL, "STORED GENERATED", "PERSISTENT")),
-        logged=not (mariadb and _VIRTUAL in extra),
+        generated=any(word in extra for word in _GENERATED),
+        logged=not any(word in extra for word in unlogged),
     )
 
 

@@ -314,11 +314,11 @@ def _column_problem(
             return None
     elif not column.logged and partial:
         return ColumnsMissing(
-            f"{column.name} is a virtual column of the source, whose values MariaDB left out of the log "
-            f"(binlog_row_image is not FULL); in {facts.name} it is a plain column.",
+            f"{column.name} is a generated column of the source, whose values MariaDB left out of the log; in "
+            f"{facts.name} it is a plain column.",
             where=facts.name,
-            remedy=f"make {column.name} a generated column of the target, or drop it there; or SET GLOBAL "
-            "binlog_row_image = FULL on the source and copy the whole table to the target",
+            remedy=f"make {column.name} a generated column of the target, or drop it there; or, up to MariaDB 11.4, "
+            "SET GLOBAL binlog_row_image = FULL on the source and copy the whole table to the target",
         )
     elif not problem and column.nullable and there.replaces_null:
         problem = type_pairs.NULLS
