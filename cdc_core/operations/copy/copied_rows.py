@@ -39,8 +39,10 @@ class CopiedAt:
     ts_us: int
 
     def rows(self, schema: TableSchema, rows: pa.RecordBatch, first: int) -> pa.RecordBatch:
-        """rows: the columns of the definition, and `_cdc_literal`. first: `_cdc_row` of the first one."""
-        n, arrow = rows.num_rows, staged_schema(schema)
+        """rows: columns of the definition, of which others are absent, and `_cdc_literal`. first: `_cdc_row` of the
+        first one."""
+        n, arrow, there = rows.num_rows, staged_schema(schema), set(rows.schema.names)
+        columns = [arrow.field(column.name) for column in schema.columns]
         notes = {
             OP: _coded(SNAPSHOT, n),
             TS: pa.array(np.full(n, self.ts_us), pa.timestamp("us", tz="UTC")),
@@ -51,9 +53,12 @@ class CopiedAt:
             SEQ: pa.array(np.full(n, self.place.seq - 1)),
             GTID: pa.nulls(n, pa.string()),
             LITERAL: rows.column(LITERAL),
-            ABSENT: _coded(None, n),
+            ABSENT: _coded(absent_text(field.name for field in columns if field.name not in there), n),
         }
-        values = [rows.column(column.name).cast(arrow.field(column.name).type) for column in schema.columns]
+        values = [
+            rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(n, field.type)
+            for field in columns
+        ]
         before = pa.nulls(n, arrow.field(BEFORE).type)
         return pa.RecordBatch.from_arrays(
             [*values, before, *(notes[column.name] for column in BOOKKEEPING)], schema=arrow
@@ -61,15 +66,9 @@ class CopiedAt:
 
     def deletes(self, schema: TableSchema, keys: pa.RecordBatch, first: int) -> pa.RecordBatch:
         """Changes `d` of rows of which only the key is known. keys: the columns of the key, and `_cdc_literal`."""
-        n, arrow = keys.num_rows, staged_schema(schema)
-        none = {column.name: pa.nulls(n, arrow.field(column.name).type) for column in schema.columns}
-        rows = pa.RecordBatch.from_pydict({**none, **{name: keys.column(name) for name in keys.schema.names}})
-        staged = self.rows(schema, rows, first)
-        absent = absent_text(column.name for column in schema.columns if column.name not in schema.key)
-        for name, text in ((OP, DELETE), (ABSENT, absent)):
-            at = staged.schema.get_field_index(name)
-            staged = staged.set_column(at, staged.schema.field(at), _coded(text, n))
-        return staged
+        staged = self.rows(schema, keys, first)
+        at = staged.schema.get_field_index(OP)
+        return staged.set_column(at, staged.schema.field(at), _coded(DELETE, keys.num_rows))
 
     def truncate(self, schema: TableSchema, row: int) -> pa.RecordBatch:
         """A change `t`. row: its `_cdc_row`."""
