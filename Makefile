@@ -23,9 +23,9 @@ TWINE_VERSION := 7.0.0
 CYCLONEDX_VERSION := 7.5.0
 DIST ?= $(CURDIR)/dist
 PYTEST_ARGS ?=
-# The files of tests side by side, each process with servers of its own, the long ones first. One process more than
+# The files of tests side by side, each process with servers of its own, the long ones first. Two processes more than
 # there are processors, as each waits now and then; more than four of them want more memory than they save time.
-PYTEST_SPREAD ?= -n $(shell n=$$(($$(nproc) + 1)); echo $$((n < 4 ? n : 4))) --dist loadfile --no-loadscope-reorder
+PYTEST_SPREAD ?= -n $(shell n=$$(($$(nproc) + 2)); echo $$((n < 4 ? n : 4))) --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
 FUZZ_ARGS ?=

@@ -41,6 +41,9 @@ settings.register_profile(
 LONGEST = (
     "tests/dags/test_scheduler.py",
     "tests/dags/test_browser.py",
+    "tests/acceptance/test_lake.py",
+    "tests/acceptance/test_lake_changes.py",
+    "tests/crash/test_lake_crashes.py",
     "tests/spark/test_apply.py",
     "tests/acceptance/test_cutover_ends.py",
     "tests/acceptance/test_cutover.py",
