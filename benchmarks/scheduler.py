@@ -1,9 +1,10 @@
 """`make bench-scheduler`: how long the runs of a pipeline take under Airflow's own scheduler, task by task.
 
-A pipeline runs each minute; in each interval an application changes 1,000 rows of five tables. Airflow is the one of
-`make ui`: `airflow standalone` with LocalExecutor and PostgreSQL. Of each task two times are taken from Airflow's own
-database: how long it waited since the task before it had ended (Airflow schedules and queues), and how long it ran
-(Airflow starts a process for it and imports the DAG, then Lockstep works).
+A pipeline runs each minute; in each interval an application changes rows of five tables. With --connect, the tasks of
+a run are sessions of one Spark Connect server; without, each that has too much for its driver starts a Spark. Airflow
+is the one of `make ui`: `airflow standalone` with LocalExecutor and PostgreSQL. Of each task two times are taken from
+Airflow's own database: how long it waited since the task before it had ended (Airflow schedules and queues), and how
+long it ran (Airflow starts a process for it and imports the DAG, then Lockstep works).
 
 A run counts from the end of `extract`, when its interval is staged, to the end of the last commit.
 """
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,11 +31,12 @@ from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.postgres import Postgres
 from examples.sandbox.process import free_port
+from examples.sandbox.spark import ConnectServer
 from examples.shop.airflow_env import airflow_environment
 from examples.shop.standalone import standalone, wait_until_healthy
 from lockstep_airflow.run_context import run_name_of
 
-TABLES, ROWS = 5, 1_000
+TABLES = 5
 PIPELINE_NAME, DAG, TARGET = "bench", "cdc_bench", "shards"
 STAGED, COMMITTED = "extract", f"to_{TARGET}.commit"
 PATIENCE_S = 900
@@ -56,6 +58,7 @@ targets:
         table: "{{logical}}_{{t}}"
         sharding: {{key: id, databases: 2, tables: 2}}
 airflow: {{poke_interval_s: 1}}
+spark: {{master: "{master}"}}
 """
 
 
@@ -96,15 +99,15 @@ def make_tables(source: MariaDb, target: MariaDb) -> None:
     execute(target, "CREATE DATABASE bench_0", "CREATE DATABASE bench_1")
 
 
-def change(source: MariaDb) -> None:
-    """ROWS changes, as many in each table: four of five are inserts, the others updates."""
-    inserts = ROWS // TABLES * 4 // 5
+def change(source: MariaDb, rows: int) -> None:
+    """So many changes, as many in each table: four of five are inserts, the others updates."""
+    inserts = rows // TABLES * 4 // 5
     for table in range(TABLES):
         execute(
             source,
             "USE bench",  # its tables of numbers need one
             f"INSERT INTO t{table} (name, price) SELECT CONCAT('name ', seq), seq / 7 FROM seq_1_to_{inserts}",
-            f"UPDATE t{table} SET price = price + 1 ORDER BY id DESC LIMIT {ROWS // TABLES - inserts}",
+            f"UPDATE t{table} SET price = price + 1 ORDER BY id DESC LIMIT {rows // TABLES - inserts}",
         )
 
 
@@ -153,7 +156,7 @@ def measured(airflow: Engine, run_id: str) -> Measured | None:
     return Measured(run_id, staged.end, tuple(line))
 
 
-def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int) -> list[Measured]:
+def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int, rows: int) -> list[Measured]:
     """So many runs that had changes to apply; the first one, which finds no tables, is left out.
 
     Changes are made whenever a run has ended, so that the next interval has them.
@@ -166,7 +169,7 @@ def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int) -> list[M
         ended = succeeded(airflow)
         if len(ended) > seen:
             seen = len(ended)
-            change(source)
+            change(source, rows)
         for run_id in ended:
             if run_id not in found and (run := measured(airflow, run_id)) is not None:
                 found[run_id], deadline_s = run, time.monotonic() + PATIENCE_S
@@ -175,7 +178,7 @@ def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int) -> list[M
     with Meta.open(meta_url, PIPELINE_NAME) as meta:
         for run_id in found:
             written = sum(row.entry.written for row in meta.ledgers.find(run_name_of(PIPELINE_NAME, DAG, run_id)))
-            if written < ROWS * 4 // 5:  # an updated row was inserted in the same interval
+            if written < rows * 4 // 5:  # an updated row was inserted in the same interval
                 raise RuntimeError(f"the run {run_id} has written {written} rows")
     return list(found.values())[1:]
 
@@ -204,6 +207,8 @@ def text_of(found: Sequence[Measured]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
     parser.add_argument("--runs", type=int, default=7, help="that are measured (default 7)")
+    parser.add_argument("--rows", type=int, default=1_000, help="changes of a run (default 1,000)")
+    parser.add_argument("--connect", action="store_true", help="at a Spark Connect server")
     parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     chosen = parser.parse_args()
     load = os.getloadavg()[0]
@@ -212,17 +217,19 @@ def main() -> None:
         MariaDb.start(server_id=9) as source,
         MariaDb.start(server_id=10) as target,
         Postgres.start() as postgres,
+        ConnectServer.start() if chosen.connect else nullcontext() as connect,
     ):
         folder = Path(root)
         for name in ("pipelines", "stage", "airflow"):
             (folder / name).mkdir()
-        (folder / "pipelines" / "bench.yaml").write_text(PIPELINE.format(root=root))
+        master = connect.url if connect else "local[*]"
+        (folder / "pipelines" / "bench.yaml").write_text(PIPELINE.format(root=root, master=master))
         make_tables(source, target)
         airflow = create_engine(postgres.url())
         with scheduled(folder, source, target, postgres.url()):
-            found = runs(airflow, source, f"sqlite:///{folder}/meta.db", chosen.runs)
+            found = runs(airflow, source, f"sqlite:///{folder}/meta.db", chosen.runs, chosen.rows)
         airflow.dispose()
-        what = f"medians of {len(found)} runs of {ROWS:,} changes in {TABLES} tables, for 4 shards of each"
+        what = f"medians of {len(found)} runs of {chosen.rows:,} changes in {TABLES} tables, for 4 shards of each"
         document = "\n".join([machine(source, load, what), "", text_of(found)])
     print(document)
     if chosen.write:
