@@ -58,7 +58,6 @@ targets:
         table: "{{logical}}_{{t}}"
         sharding: {{key: id, databases: 2, tables: 2}}
 airflow: {{poke_interval_s: 1}}
-spark: {{master: "{master}"}}
 """
 
 
@@ -112,7 +111,9 @@ def change(source: MariaDb, rows: int) -> None:
 
 
 @contextmanager
-def scheduled(folder: Path, source: MariaDb, target: MariaDb, database: str) -> Iterator[None]:
+def scheduled(
+    folder: Path, source: MariaDb, target: MariaDb, database: str, connect: ConnectServer | None
+) -> Iterator[None]:
     """An Airflow that runs the pipeline each minute. Raises RuntimeError when it does not come up."""
     port, log = free_port(), folder / "airflow.log"
     environment = {
@@ -123,6 +124,8 @@ def scheduled(folder: Path, source: MariaDb, target: MariaDb, database: str) -> 
         "SOURCE": source.url,
         "TARGET": target.url,
     }
+    if connect:
+        environment["AIRFLOW_CONN_SPARK_DEFAULT"] = connect.url.replace("sc://", "spark-connect://")
     with standalone(environment, log) as airflow:
         if not wait_until_healthy(airflow, port):
             raise RuntimeError(f"Airflow did not come up: {log.read_text()[-4000:]}")
@@ -222,11 +225,10 @@ def main() -> None:
         folder = Path(root)
         for name in ("pipelines", "stage", "airflow"):
             (folder / name).mkdir()
-        master = connect.url if connect else "local[*]"
-        (folder / "pipelines" / "bench.yaml").write_text(PIPELINE.format(root=root, master=master))
+        (folder / "pipelines" / "bench.yaml").write_text(PIPELINE.format(root=root))
         make_tables(source, target)
         airflow = create_engine(postgres.url())
-        with scheduled(folder, source, target, postgres.url()):
+        with scheduled(folder, source, target, postgres.url(), connect):
             found = runs(airflow, source, f"sqlite:///{folder}/meta.db", chosen.runs, chosen.rows)
         airflow.dispose()
         what = f"medians of {len(found)} runs of {chosen.rows:,} changes in {TABLES} tables, for 4 shards of each"
