@@ -143,7 +143,8 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
             locks.release()
         assert {future.result(10) for future in [*before, *after]} == {MOVED}
         # Its snapshot shows an open gate. MariaDB 11.8 does not write on from what is no longer so.
-        with pytest.raises(pymysql.err.MySQLError, match=r"moved by Lockstep|has changed since last read"):
+        newest = server.run("SELECT VERSION()")[0][0].startswith("11.8.")
+        with pytest.raises(pymysql.err.MySQLError, match="has changed since" if newest else "moved by Lockstep"):
             cursor.execute(f"INSERT INTO {database}.b VALUES (500, 1)")
     assert closed_gates(places) == {f"{database}.{table}" for table in TABLES}
     closed(places)  # safe to repeat

@@ -98,8 +98,12 @@ def require_equal(blocks: Sequence[Block]) -> int:
                 elif row["_cdc_op"] == "u":
                     was = {name: literal.get(f"_before.{name}", row["_before"][name]) for name in names}
                     found = inserted.pop(row["id"])
-                    logged = [name for name in found if f'"_before.{name}"' not in absent]
-                    assert {name: found[name] for name in logged} == {name: was[name] for name in logged}
+                    unlogged = {column.name for column in part.schema.columns if not column.logged}
+                    lacking = {name for name in unlogged if f'"_before.{name}"' in absent}
+                    assert found.keys() <= was.keys()
+                    assert {name: value for name, value in found.items() if name not in lacking} == {
+                        name: was[name] for name in found if name not in lacking
+                    }
                     compared += 1
     assert not inserted
     return compared
@@ -215,7 +219,8 @@ def test_what_mariadb_stores_otherwise_under_a_trigger_is_refused(origin: Origin
         run("CREATE TRIGGER b BEFORE INSERT ON t FOR EACH ROW SET @x = 1", *insert(1))
     if origin.mariadb:
         assert refusal(lambda: drain(origin, start)).code == "source.incomplete_rows"
-        assert origin.rows("t")[0]["e"] is not None  # up to 11.4 another than the default
+        newest = origin.sql.run("SELECT VERSION()")[0][0].startswith("11.8.")  # it stores the default
+        assert origin.rows("t")[0]["e"] not in ((None,) if newest else ("p", None))
     else:
         assert require_equal(drain(origin, start)) == 1
 
