@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -88,13 +87,10 @@ def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, d
     from spark_jobs.suite_parts import judge_in_parts  # takes seconds, and not beside others (Driver.load)
     from spark_jobs.suite_runner import judge_stage
 
-    with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
-        gathered = {
-            stage: pool.submit(row.table, job) for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS
-        }
+    gathered = {stage: row.table(job) for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS}
     for stage, row in rows.items():
         if stage in gathered:
-            yield stage, judge_stage(gathered.pop(stage).result(), stage, row.count)
+            yield stage, judge_stage(gathered.pop(stage), stage, row.count)
         else:
             yield stage, judge_in_parts(job, stage, row)
 
