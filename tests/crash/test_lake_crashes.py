@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from examples.sandbox.postgres import Postgres
 from tests.conftest import SourceDatabase
 from tests.crash.cases import DRIVER, Case
 from tests.crash.test_crash_matrix import armed
-from tests.lab.forked_commands import ROOT, Done
+from tests.lab.forked_commands import Done, ForkedCommands
 from tests.lab.lake_changes import require_every_change_once
 from tests.lab.pipeline_file import pipeline_document, pipeline_text
 from tests.lab.rest_catalog import RestCatalogServer
@@ -57,6 +56,7 @@ CHANGES = (
 @dataclass
 class Laked:
     kind: str
+    commands: ForkedCommands
     folder: Path
     source: SourceDatabase
     catalog: dict[str, str]
@@ -64,15 +64,9 @@ class Laked:
 
     def lockstep(self, *arguments: str, case: Case | None = None) -> Done:
         environ = {**os.environ, "SOURCE": self.source.server.url, "LAKE_CATALOG": self.catalog["uri"]}
-        paths = [str(ROOT), str(ROOT / "expectations"), str(ROOT / "plugins")]
         if case is not None:
-            strike = armed(case, "process", self.folder / "struck")
-            environ |= strike
-            paths.insert(0, strike["PYTHONPATH"])
-        environ["PYTHONPATH"] = os.pathsep.join(paths)
-        command = [sys.executable, "-m", "cdc_core.cli", *arguments, str(self.folder / "crash.yaml"), "--json"]
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        return Done(ended.returncode, ended.stdout, ended.stderr)
+            environ |= armed(case, "process", self.folder / "struck")
+        return self.commands.run(*arguments, "crash.yaml", "--json", directory=self.folder, environ=environ)
 
     def again(self, *arguments: str) -> Any:
         done = self.lockstep(*arguments)
@@ -97,21 +91,20 @@ class Laked:
 
 
 @pytest.fixture(params=["sqlite", "postgres", "rest", "rest one by one"])
-def laked(request: pytest.FixtureRequest, source_database: SourceDatabase, tmp_path: Path) -> Iterator[Laked]:
-    warehouse = (tmp_path / "warehouse").as_uri()
+def laked(
+    request: pytest.FixtureRequest, commands: ForkedCommands, source_database: SourceDatabase, tmp_path: Path
+) -> Iterator[Laked]:
+    kind = request.param
+    catalog = {"type": "rest" if kind.startswith("rest") else "sql", "warehouse": (tmp_path / "warehouse").as_uri()}
     (tmp_path / "warehouse").mkdir()
-    if request.param.startswith("rest"):
-        with RestCatalogServer(tmp_path, transactions=request.param == "rest") as server:
-            yield Laked(
-                request.param, tmp_path, source_database, {"type": "rest", "uri": server.uri, "warehouse": warehouse}
-            )
-    elif request.param == "postgres":
-        with Postgres.start() as server:
-            uri = server.url()
-            yield Laked(request.param, tmp_path, source_database, {"type": "sql", "uri": uri, "warehouse": warehouse})
-    else:
-        uri = f"sqlite:///{tmp_path}/lake.db"
-        yield Laked(request.param, tmp_path, source_database, {"type": "sql", "uri": uri, "warehouse": warehouse})
+    with ExitStack() as servers:
+        if kind.startswith("rest"):
+            catalog["uri"] = servers.enter_context(RestCatalogServer(tmp_path, transactions=kind == "rest")).uri
+        elif kind == "postgres":
+            catalog["uri"] = servers.enter_context(Postgres.start()).url()
+        else:
+            catalog["uri"] = f"sqlite:///{tmp_path}/lake.db"
+        yield Laked(kind, commands, tmp_path, source_database, catalog)
 
 
 def marked(case: Case) -> Any:

@@ -4,7 +4,8 @@ The target's table takes every value of its sources unchanged. Of what a definit
 
     the same                 types, lengths, nullability, comments, literal defaults, keys, indexes, what is invisible
     the same, or another     collations that the target does not have (target_collations); types that it does not have
-    computed by the target   generated columns, where source and target are of one kind; otherwise they are plain
+    computed by the target   generated columns, where source and target are of one kind; otherwise they are plain, or
+                             left out if the log may lack their values (Column.logged)
     left out                 whatever would make the target change or refuse rows by itself: AUTO_INCREMENT, ON UPDATE,
                              triggers, foreign keys, CHECK; and partitions
 
@@ -68,7 +69,8 @@ class PlannedColumn:
     """sql: the column in a CREATE TABLE or ALTER TABLE. loose: the same with NULL allowed and without a computed
     default.
     source: its type on the source, type: here. default: its kind (table_definition.py), "" for none.
-    generated: the target computes it. derived: the source does."""
+    generated: the target computes it. derived: the source does. absent: so it does, the log may lack its values, and
+    the target cannot compute it: no table is made with it."""
 
     name: str
     source: ColumnType
@@ -79,6 +81,7 @@ class PlannedColumn:
     default: str = ""
     generated: bool = False
     derived: bool = False
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class PlannedTable:
 
     def create(self, database: str, table: str) -> str:
         """The statement. Twice it does no harm."""
-        parts = [column.sql for column in self.columns]
+        parts = [column.sql for column in self.columns if not column.absent]
         if self.versioned:
             parts.append(f"{VERSION_COLUMN} VARBINARY({VERSION_BYTES}) INVISIBLE")
         parts += [index.sql for index in self.indexes]
@@ -159,7 +162,7 @@ class _Plan:
     def table(self, *, versioned: bool) -> PlannedTable:
         columns = self._agreed()
         made = tuple(self._column(column) for column in columns if column.name.lower() != VERSION_COLUMN)
-        indexes = tuple(self._indexes({column.name.lower(): column for column in made}))
+        indexes = tuple(self._indexes({column.name.lower(): column for column in made if not column.absent}))
         self._note_left_out()
         collation = ""
         if self.first is not None and self.first.collation:
@@ -224,6 +227,9 @@ class _Plan:
             if generated:
                 head.append(f"GENERATED ALWAYS AS ({theirs.expression.text}) {theirs.generated}")
             tail = list(self._attributes(theirs, kind, optional=nullable or bool(default) or generated))
+        absent = not (column.logged or generated or in_key)
+        if absent:
+            self.note(f"the generated column {column.name} is left out: the source's log may lack its values")
         # MariaDB's generated columns have neither of the two.
         allows = [] if generated and self.dialect.mariadb else ["NULL" if nullable else "NOT NULL"]
         given = [f"DEFAULT {default}"] if default else []
@@ -237,6 +243,7 @@ class _Plan:
             default_kind,
             generated,
             column.generated,
+            absent,
         )
 
     def _attributes(self, theirs: ColumnDefinition, kind: ColumnType, *, optional: bool) -> Iterator[str]:
@@ -297,7 +304,7 @@ class _Plan:
             why = "the source does not show its expression exactly"
         elif changed := sorted(self._changed(theirs.expression.columns)):
             why = f"it depends on {changed[0]}, which is excluded or masked"
-        if why:
+        if why and column.logged:
             self.note(f"the generated column {column.name} is a plain column with the source's values: {why}")
         return not why
 
@@ -376,7 +383,7 @@ class _Plan:
                 continue
             column = columns.get(part.column.lower())
             if column is None:
-                return f"the column {part.column} is not captured"
+                return f"the column {part.column} is not captured, or left out"
             if part.prefix is not None and self._changed(frozenset({part.column.lower()})):
                 return f"the column {part.column} is masked or changed"
             if index.kind == "SPATIAL" and (column.nullable or column.type.base not in GEOMETRY_BASES):

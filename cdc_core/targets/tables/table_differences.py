@@ -80,6 +80,8 @@ def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]
     at = "FIRST"
     for column in planned.columns:
         theirs = definition.by_name.get(column.name.lower())
+        if theirs is None and column.absent:
+            continue
         if theirs is None:
             lacking = _missing(column, at, empty=there.empty, in_key=column.name.lower() in key)
             differing.append(lacking)
