@@ -31,15 +31,16 @@ from cdc_core.stage.stores import open_stage, open_store
 from spark_jobs.driver import Driver
 from tests.lab.forked_commands import ROOT
 from tests.lab.iceberg_spark import by_spark
+from tests.lab.lake_changes import require_every_change_once
 from tests.lab.rest_catalog import RestCatalogServer
 
 DATABASE = "laked"
 DOCUMENT = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
 
 
-def lake(folder: Path, kind: str, rule: Mapping[str, str]) -> dict[str, Any]:
+def lake(folder: Path, kind: str, rules: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     catalog = {"type": kind, "uri": "env:LAKE_CATALOG", "warehouse": (folder / "warehouse").as_uri()}
-    tables = {"*": {"on_truncate": "apply", **rule}}
+    tables = {table: {"on_truncate": "apply", **rule} for table, rule in rules.items()}
     return {"name": "lake", "kind": "iceberg", "catalog": catalog, "namespace": "shop", "tables": tables}
 
 
@@ -51,7 +52,7 @@ class Shop:
         self.lockstep, self.server, folder = lockstep, server, lockstep.directory
         self.uri, self.kind = rest or f"sqlite:///{folder}/catalog.db", "rest" if rest else "sql"
         lockstep.environ |= {"SHOP": server.url, "LAKE_CATALOG": self.uri}
-        self.sections, self.rule = sections, dict[str, str]()
+        self.sections, self.rule, self.rules = sections, dict[str, str](), dict[str, dict[str, str]]()
         self.configure()
         (folder / "warehouse").mkdir(exist_ok=True)
         self.warehouse = (folder / "warehouse").as_uri()
@@ -60,7 +61,7 @@ class Shop:
         self.file = self.lockstep.write(
             "shop",
             DATABASE,
-            targets=[lake(self.lockstep.directory, self.kind, self.rule)],
+            targets=[lake(self.lockstep.directory, self.kind, {"*": self.rule, **self.rules})],
             source={"start": "latest"},
             snapshot={"mode": copies},
             tables={"on_truncate": "stage", **tables},
@@ -69,7 +70,7 @@ class Shop:
         )
 
     def follow(self, **rule: str) -> None:
-        """From now on, the lake has this rule for every table."""
+        """From now on, the lake has this rule for every table that has none of its own (`rules`)."""
         self.rule = rule
         self.configure()
 
@@ -108,12 +109,15 @@ class Shop:
 
 
 @pytest.fixture
-def shop(spark_section: dict[str, Any], lockstep: Any, mariadb: Any) -> Shop:
+def shop(lockstep: Any, mariadb: Any) -> Shop:
     mariadb.run(f"CREATE DATABASE {DATABASE}")
-    return Shop(lockstep, mariadb, spark=spark_section)
+    return Shop(lockstep, mariadb)
 
 
-def test_the_lake_equals_the_source_after_each_run(shop: Shop) -> None:
+def test_the_lake_equals_the_source_after_each_run(shop: Shop, spark_section: dict[str, Any]) -> None:
+    shop.sections = {"spark": spark_section}
+    shop.rules = {f"{DATABASE}.orders": {"changes": "table"}, f"{DATABASE}.few": {"deletes": "flag"}}
+    shop.configure()
     shop.sql(
         "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer VARCHAR(40), amount DECIMAL(12,2))",
         "CREATE TABLE items (o INT, line INT, text TEXT, PRIMARY KEY (line, o))",
@@ -144,9 +148,15 @@ def test_the_lake_equals_the_source_after_each_run(shop: Shop) -> None:
     )
     shop.run()
     shop.require_equal("orders", "items", "few")
-    assert shop.mirror("few", tombstones=True)["id"].to_pylist() == [1, 2]
+    assert deleted(shop, "few") == {1: (1, "w"), 2: (2, "w")}
+    tombstones = shop.mirror("orders", tombstones=True)["id"].to_pylist()
+    assert set(range(200, 3001, 100)) <= set(tombstones)
+    changes = shop.catalog.load_table("shop.orders__changes")
+    stage = shop.lockstep.directory / "stage"
+    assert require_every_change_once(changes, stage, f"{DATABASE}.orders") == 3000 + 600 + 30 + 1 + 2 * 4 + 1
     shop.run("--replay", "--target", "lake")
     shop.require_equal("orders", "items", "few")
+    assert shop.catalog.load_table("shop.orders__changes").current_snapshot() == changes.current_snapshot()
     assert shop.lockstep("status", shop.file).document["targets"]
 
 

@@ -32,9 +32,7 @@ def versions() -> str:
     return query.partition('"""')[0]
 
 
-def test_every_change_is_a_row_once_after_runs_replays_and_copies(shop: Shop, spark_section: dict[str, Any]) -> None:
-    shop.sections = {"spark": spark_section}
-    shop.configure()
+def test_every_change_is_a_row_once_after_runs_replays_and_copies(shop: Shop) -> None:
     shop.sql(
         "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer VARCHAR(40), amount DECIMAL(12,2))",
         "CREATE TABLE items (o INT, line INT, text TEXT, PRIMARY KEY (line, o))",

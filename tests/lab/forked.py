@@ -19,13 +19,14 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cdc_core
+import spark_jobs
 from cdc_core.binlog.warm_kernels import warm
 from cdc_core.cli import main
 from cdc_core.cli.app import command_tree
-from spark_jobs.driver import Driver
 
 HOOK = Path(__file__).parents[1] / "crash" / "hook" / "sitecustomize.py"
 
@@ -42,14 +43,13 @@ _WITH_DUCKDB = {
 """DuckDB reports frozen objects as leaks at exit."""
 
 
-def load() -> None:
-    for module in pkgutil.walk_packages(cdc_core.__path__, "cdc_core."):
-        if module.name not in _WITH_DUCKDB and not _LEFT & set(module.name.split(".")):
+def load(package: ModuleType, *others: str) -> None:
+    """others: what its modules import later."""
+    modules = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    for name in (*modules, *others):
+        if name not in _WITH_DUCKDB and not _LEFT & set(name.split(".")):
             with suppress(ModuleNotFoundError):  # of an extra that this Python may lack
-                importlib.import_module(module.name)
-    command_tree()
-    warm()
-    settle()
+                importlib.import_module(name)
 
 
 def settle() -> None:
@@ -94,13 +94,15 @@ def arm() -> None:
 
 
 if __name__ == "__main__":
-    load()
+    load(cdc_core, "croniter")
+    command_tree()
+    warm()
+    settle()
     with_jobs = False
     while line := sys.stdin.readline():
         order = json.loads(line)
         if not with_jobs and APPLYING & set(order.get("arguments", ())):
-            with suppress(ModuleNotFoundError):
-                Driver.load()
+            load(spark_jobs, "pyiceberg.catalog.rest")
             settle()
             with_jobs = True
         child = order.get("ended") or os.fork()
