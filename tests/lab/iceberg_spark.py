@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow.feather as feather
 from pyiceberg.table import Table
 
 from examples.sandbox.artifacts import ICEBERG, fetch, java
+from examples.sandbox.spark import JAVA_OPTIONS
 
 _PROGRAM = """
 import sys
@@ -43,6 +45,7 @@ def by_spark(folder: Path, tables: list[Table], query: str) -> pa.Table:
     assert java()
     program.write_text(_PROGRAM)
     command = [sys.executable, str(program), jars, str(warehouse), query, str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environ = {**os.environ, "JDK_JAVA_OPTIONS": JAVA_OPTIONS}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return feather.read_table(out)
