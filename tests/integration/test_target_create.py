@@ -229,7 +229,7 @@ def test_defaults_keys_and_comments_are_those_of_the_source_and_the_rest_is_said
     ]
     for name in {"g", "gv"} - left_out:
         assert bool(found.by_name[name].generated) == same
-        assert found.by_name[name].type == theirs.by_name[name].type
+        assert found.by_name[name].type.base == theirs.by_name[name].type.base
     for name in ("g", "gv"):
         assert (f"{name} is left out: the source's log may lack its values" in notes) == (name in left_out)
         assert (f"{name} is a plain column with the source's values" in notes) != (same or name in left_out)
@@ -365,10 +365,11 @@ def test_masked_and_excluded_columns_have_the_types_of_what_is_staged(any_pair: 
     made = pair.create(pipeline)[f"{pair.made}.people"]
     assert made.state == "created"
     there = known_schema(pair.target, pair.made, "people")
-    assert [str(column.type) for column in there.columns[:4]] == ["int", "char(64)", "date", "int"]
+    assert [str(column.type) for column in there.columns[:3]] == ["int", "char(64)", "date"]
     captured = known_schema(pair.source, pair.database, "people")
     logged = [name for name in ("g", "digest") if captured.column(name).logged]
-    assert [(column.name, column.generated) for column in there.columns[3:]] == [(name, False) for name in logged]
+    made_columns = [(column.name, column.generated) for column in there.columns]
+    assert made_columns[3:-1] == [(name, False) for name in logged]
     assert "digest" not in logged or there.column("digest").type == HASH
     with opened(pair.target) as connection:
         found = read_definitions(connection, pair.made, ["people"])["people"]
