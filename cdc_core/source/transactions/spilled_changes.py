@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from cdc_core.source.host import source_faults
 from cdc_core.source.transactions.pending_changes import MappedTable, PendingChange
@@ -33,6 +34,26 @@ class SpillFiles:
         return self.directory / str(self._count)
 
 
+class _TablesApart(pickle.Pickler):
+    """Tables compare by identity and may hold functions (their defaults), so they are not written but numbered."""
+
+    def __init__(self, file: BinaryIO, tables: dict[MappedTable, int]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._tables = tables
+
+    def persistent_id(self, value: object) -> int | None:
+        return self._tables.setdefault(value, len(self._tables)) if isinstance(value, MappedTable) else None
+
+
+class _TablesBack(pickle.Unpickler):
+    def __init__(self, file: BinaryIO, tables: list[MappedTable]) -> None:
+        super().__init__(file)
+        self._tables = tables
+
+    def persistent_load(self, number: int) -> MappedTable:
+        return self._tables[number]
+
+
 @dataclass(frozen=True, slots=True)
 class _SpillFile:
     """`count` changes in a file. tables: the tables in them, which stay in memory, by their number there."""
@@ -45,20 +66,13 @@ class _SpillFile:
     def write(cls, changes: list[PendingChange], path: Path) -> _SpillFile:
         tables: dict[MappedTable, int] = {}
         with path.open("wb") as file:
-            pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
-            # Tables compare by identity and may hold functions (their defaults), so they are not written but numbered.
-            pickler.persistent_id = lambda value: (  # type: ignore[method-assign]
-                tables.setdefault(value, len(tables)) if isinstance(value, MappedTable) else None
-            )
-            pickler.dump(changes)
+            _TablesApart(file, tables).dump(changes)
         return cls(path, len(changes), list(tables))
 
     def read(self) -> list[PendingChange]:
         """The changes; the file is removed."""
         with self.path.open("rb") as file:
-            unpickler = pickle.Unpickler(file)
-            unpickler.persistent_load = self.tables.__getitem__  # type: ignore[method-assign]
-            changes: list[PendingChange] = unpickler.load()
+            changes: list[PendingChange] = _TablesBack(file, self.tables).load()
         self.path.unlink()
         return changes
 
