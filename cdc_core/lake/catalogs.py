@@ -24,6 +24,12 @@ from cdc_core.config import IcebergTarget
 from cdc_core.errors import FilesLost, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.model.connection_reference import is_reference, variable_of
 
+_DENIED_BY_AWS = frozenset({
+    "AccessDeniedException", "ExpiredTokenException", "IncompleteSignatureException", "InvalidClientTokenId",
+    "InvalidSignatureException", "MissingAuthenticationTokenException", "UnrecognizedClientException",
+    "NoCredentialsError", "PartialCredentialsError",
+})  # fmt: skip
+"""Codes of Glue's answers, as AWS names them for all of its services ("Common Errors"), and errors of botocore."""
 _PASSWORD = re.compile(r"//[^/@:]*:([^/@]+)@")
 """Of a URL."""
 
@@ -83,12 +89,7 @@ def catalog_answers(target: IcebergTarget) -> Iterator[None]:
             remedy="run it again",
         ) from None
     except (UnauthorizedError, ForbiddenError, OAuthError) as error:
-        raise Refused(
-            f"The catalog refuses the login: {_shown(target, error)}.",
-            where=where,
-            code="connection.denied",
-            remedy="check the credentials of the catalog and what they allow",
-        ) from None
+        raise _denied(target, error) from None
     except (NoSuchTableError, NoSuchNamespaceError) as error:
         raise Refused(
             f"The catalog does not have it: {_shown(target, error)}.",
@@ -99,12 +100,30 @@ def catalog_answers(target: IcebergTarget) -> Iterator[None]:
     except FileNotFoundError as error:
         raise lost_files(target, error) from None
     except (SQLAlchemyError, RESTError, OSError) as error:
-        raise RetryLater(
-            f"The lake does not answer: {_shown(target, error)}.",
-            where=where,
-            code="connection.unreachable",
-            remedy="check the catalog and the storage that the pipeline file names, then run it again",
-        ) from None
+        raise _silent(target, error) from None
+    except Exception as error:
+        if not type(error).__module__.startswith("botocore."):  # not imported: only Glue needs it
+            raise
+        name = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
+        raise (_denied if name in _DENIED_BY_AWS else _silent)(target, error) from None
+
+
+def _silent(target: IcebergTarget, error: Exception) -> RetryLater:
+    return RetryLater(
+        f"The lake does not answer: {_shown(target, error)}.",
+        where=f"targets.{target.name}",
+        code="connection.unreachable",
+        remedy="check the catalog and the storage that the pipeline file names, then run it again",
+    )
+
+
+def _denied(target: IcebergTarget, error: Exception) -> Refused:
+    return Refused(
+        f"The catalog refuses the login: {_shown(target, error)}.",
+        where=f"targets.{target.name}",
+        code="connection.denied",
+        remedy="check the credentials of the catalog and what they allow",
+    )
 
 
 def lost_files(target: IcebergTarget, error: Exception) -> FilesLost:

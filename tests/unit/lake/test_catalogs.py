@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 from pyiceberg.schema import Schema
 from pyiceberg.table.update import SetPropertiesUpdate
 from pyiceberg.types import LongType, NestedField
@@ -30,6 +31,24 @@ def test_no_secret_of_the_catalog_is_shown(said: str, monkeypatch: pytest.Monkey
     shown = "".join(traceback.format_exception(refused.value))
     assert "<uri>" in str(refused.value)
     assert not any(secret in shown for secret in ("p%40ss", "p@ss"))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ClientError({"Error": {"Code": "AccessDeniedException", "Message": "no"}}, "GetTable"), Refused),
+        (NoCredentialsError(), Refused),
+        (ClientError({"Error": {"Code": "ThrottlingException", "Message": "no"}}, "GetTable"), RetryLater),
+        (EndpointConnectionError(endpoint_url="https://glue"), RetryLater),
+        (ValueError("ours"), ValueError),
+    ],
+)
+def test_what_glue_refuses_is_denied_and_what_it_cannot_do_now_is_tried_again(error: Exception, kind: type) -> None:
+    target = IcebergTarget.model_validate(
+        {"name": "lake", "kind": "iceberg", "namespace": "ns", "tables": {"*": {}}, "catalog": {"type": "glue"}}
+    )
+    with pytest.raises(kind), catalog_answers(target):
+        raise error
 
 
 @pytest.mark.parametrize("transactions", [True, False], ids=["one request", "one by one"])
