@@ -297,7 +297,7 @@ def killed(line: DagLine, scheduled: Run) -> Run:
 
 def reading(line: DagLine) -> tuple[Run, int]:
     """A run by hand that has staged something and reads on; the process of its extract task."""
-    end = datetime.now(UTC) + timedelta(seconds=20)
+    end = datetime.now(UTC) + timedelta(seconds=40)
     before = line.meta("SELECT count(*) FROM batch")
     run = line.airflow.trigger("cdc_shop", window_end=end.isoformat())
     run.wait_until(lambda: run.run_id in line.holder(), "the extract task")
