@@ -20,7 +20,7 @@ import pymysql
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.mysql import server_errors
-from cdc_core.mysql.connections import answers, identity_in, is_mariadb
+from cdc_core.mysql.connections import answers, identity_in
 from cdc_core.mysql.server_errors import RETRIED, ErrorKind, kind_of
 
 log = logging.getLogger(__name__)
@@ -109,12 +109,6 @@ class BinlogFile:
 def as_text(value: object) -> str:
     """MySQL 8 returns some columns of INFORMATION_SCHEMA as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def release(connection: pymysql.Connection) -> tuple[int, ...]:
-    """As (11, 8, 9); () if the server's answer has no number. What it says when it is connected to may be a proxy's."""
-    answered = "".join(as_text(row[0]) for row in query(connection, "SELECT VERSION()"))
-    return tuple(int(number) for number in re.findall(r"\d+", answered.partition("-")[0]))
 
 
 def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] = ()) -> Rows:
@@ -303,7 +297,7 @@ def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
 @_understood
 def gtid_executed(connection: pymysql.Connection) -> str:
     """What the server has executed, in its own text form; "" without GTIDs."""
-    if is_mariadb(connection):
+    if "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower():
         text = query(connection, "SELECT @@GLOBAL.gtid_binlog_pos")[0][0]
     else:
         text = query(connection, "SELECT @@GLOBAL.gtid_executed")[0][0]

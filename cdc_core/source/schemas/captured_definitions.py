@@ -5,6 +5,7 @@ It must keep true that the definition of a table is the one that its row images 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import pymysql
 from cdc_core.errors import RESYNC, NeverCaptured, Refused, TableRefused
 from cdc_core.model.schema import Column, TableName, TableSchema, parse_column_type
 from cdc_core.mysql.connections import answers, is_mariadb, quote
-from cdc_core.source.host.server_facts import as_text, query, release
+from cdc_core.source.host.server_facts import as_text, query
 from cdc_core.source.schemas import merge_tables
 
 _COLUMNS = """
@@ -151,7 +152,9 @@ def _unlogged(connection: pymysql.Connection) -> tuple[str, ...]:
     """The kinds of generated columns that row images may leave out even where they change."""
     if not is_mariadb(connection):
         return ()
-    return (_VIRTUAL,) if () < release(connection) < _NONE_LOGGED_SINCE else _GENERATED
+    number = re.match(r"(\d+)\.(\d+)", as_text(query(connection, "SELECT VERSION()")[0][0]))
+    some = number is not None and (int(number[1]), int(number[2])) < _NONE_LOGGED_SINCE
+    return (_VIRTUAL,) if some else _GENERATED
 
 
 def _column(row: tuple[Any, ...], key: tuple[str, ...], unlogged: tuple[str, ...], *, mariadb: bool) -> Column:

@@ -19,6 +19,7 @@ It must keep true that no captured table counts as whole after a row that a key 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -48,8 +49,8 @@ from cdc_core.model.staged_columns import (
     LiteralEntries,
     lacking,
 )
-from cdc_core.mysql.connections import answers, is_mariadb
-from cdc_core.source.host.server_facts import as_text, query, release
+from cdc_core.mysql.connections import answers
+from cdc_core.source.host.server_facts import as_text, query
 from cdc_core.source.schemas.foreign_keys import CHANGING, ForeignKey, foreign_keys
 from cdc_core.source.sql.capture_policy import CapturePolicy
 from cdc_core.source.sql.client_text import lower_cased
@@ -64,7 +65,9 @@ MariaDB and older ones never do."""
 @answers("source")
 def logs_cascades(connection: pymysql.Connection) -> bool:
     """Whether the server logs what foreign keys change: only where InnoDB leaves them to the server above it."""
-    if is_mariadb(connection) or release(connection) < LOGGED_SINCE:
+    version = "".join(as_text(row[0]) for row in query(connection, "SELECT VERSION()"))
+    number = re.match(r"(\d+)\.(\d+)", version)
+    if "mariadb" in version.lower() or number is None or (int(number[1]), int(number[2])) < LOGGED_SINCE:
         return False
     rows = query(connection, "SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'")
     return not any(as_text(row[1]).upper() in ("ON", "1") for row in rows)

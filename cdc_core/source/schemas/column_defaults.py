@@ -20,7 +20,7 @@ import pymysql
 from pymysql.constants import COMMAND
 
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.mysql.connections import is_mariadb, quote
+from cdc_core.mysql.connections import quote
 from cdc_core.source.host.server_facts import as_text, explained, query
 
 _COLUMNS = """
@@ -38,7 +38,7 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
     Text, None for NULL; hex of bytes, seconds of a TIMESTAMP, the number of a BIT. Empty where the table is gone.
     Raises RetryLater (connection.unreachable), Refused (connection.grant).
     """
-    mariadb = is_mariadb(connection)
+    mariadb = "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower()
     rows = query(connection, _COLUMNS, (table.database, table.table))
     declared = {as_text(name) for name, _, default in rows if default is not None}
     literal = {

@@ -57,9 +57,6 @@ class Cursor:
     def cursor(self) -> Cursor:
         return self
 
-    def get_server_info(self) -> str:
-        return "9.7.4"
-
     def execute(self, sql: str, _: object = None) -> None:
         self._rows = self._answer(sql)
 
