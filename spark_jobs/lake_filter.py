@@ -111,4 +111,5 @@ def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> _Judged:
 
 def _write(rows: pa.Table, file: object) -> None:
     # Read once, and whole, as merged rows are.
-    pq.write_table(rows, file, compression="zstd", write_statistics=False)
+    coded = [field.name for field in rows.schema if pa.types.is_dictionary(field.type)]
+    pq.write_table(rows, file, compression="zstd", write_statistics=False, use_dictionary=coded)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.executors import sealed
+from spark_jobs.executors import for_workers
 from spark_jobs.spark_failures import CarriedError, carried, found
 
 Given = TypeVar("Given")
@@ -36,7 +36,6 @@ def shuffled(
     """
 
     def first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pa.set_memory_pool(pa.system_memory_pool())  # for the reason in driver.py
         with carried():
             for batch in batches:
                 for at in batch.column(0).to_pylist():
@@ -47,7 +46,6 @@ def shuffled(
                         yield pa.RecordBatch.from_arrays([numbers, pieces], names=["part", "piece"])
 
     def second(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pa.set_memory_pool(pa.system_memory_pool())
         rest = iter(batches)
         head = next((batch for batch in rest if batch.num_rows), None)
         if head is None:
@@ -68,10 +66,11 @@ def shuffled(
         for result in results:
             yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(result)], pa.binary())], names=["result"])
 
-    rows = spark.range(len(given), numPartitions=len(given)).mapInArrow(sealed(spark, first), "part int, piece binary")
+    rows = spark.range(len(given), numPartitions=len(given))
     try:
-        spread = rows.repartitionById(parts, "part")
-        packed = spread.mapInArrow(sealed(spark, second), "result binary").toArrow().column(0)
+        pieces = rows.mapInArrow(for_workers(spark, first), "part int, piece binary")
+        spread = pieces.repartitionById(parts, "part")
+        packed = spread.mapInArrow(for_workers(spark, second), "result binary").toArrow().column(0)
     except Exception as error:
         if (known := found(error)) is None:
             raise

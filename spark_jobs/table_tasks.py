@@ -29,7 +29,7 @@ from cdc_core.mysql.connections import Server
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.targets.reading.destination import Destination, ShardSessions
-from spark_jobs.executors import on_executors, sealed
+from spark_jobs.executors import for_workers, on_executors
 from spark_jobs.job import Job
 from spark_jobs.spark_failures import CarriedError, carried, found
 from spark_jobs.step_files import StepFiles
@@ -145,7 +145,7 @@ def in_frame(
     tasks = [pickle.dumps(numbered) for numbered in packed(pieces, min(most_tasks(job), most or len(pieces)))]
     given = pa.table({"at": pa.array(range(len(tasks)), pa.int32()), "given": pa.array(tasks, pa.binary())})
     spread = job.spark.createDataFrame(given).repartitionById(len(tasks), "at")
-    return spread.mapInArrow(sealed(job.spark, task), from_arrow_schema(plain, prefer_timestamp_ntz=True))
+    return spread.mapInArrow(for_workers(job.spark, task), from_arrow_schema(plain, prefer_timestamp_ntz=True))
 
 
 def in_tasks(

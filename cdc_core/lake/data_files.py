@@ -8,6 +8,7 @@ they had.
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyroaring import BitMap
 
+from cdc_core.history.codes import whole
 from cdc_core.lake.lake_schema import DELETED, arrow_schema
 
 GROUP_ROWS, GROUP_BYTES = 125_000, 32 << 20
@@ -177,10 +179,14 @@ def deleted_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
     """The positions of the rows of a data file that are deleted."""
     deleted = BitMap()
     for path in file.deletes:
-        with files.io.new_input(path).open() as source:
-            rows = pq.read_table(source, columns=["file_path", "pos"])
-        mine = rows.filter(pc.equal(rows.column("file_path"), file.path)).column("pos")
-        deleted |= BitMap(mine.to_numpy().astype(np.uint32))
+        with (
+            files.io.new_input(path).open() as source,
+            pq.ParquetFile(source, read_dictionary=["file_path"]) as parquet,
+        ):
+            rows = parquet.read(["file_path", "pos"])
+        paths = whole(rows.column("file_path"))
+        mine = np.asarray(paths.indices) == pc.index(paths.dictionary, file.path).as_py()
+        deleted |= bitmap(np.asarray(whole(rows.column("pos")))[mine])
     return deleted
 
 
@@ -190,7 +196,7 @@ def flagged_rows(files: KeyedFiles, file: LiveFile) -> BitMap:
     with OpenFile(files, file.path) as opened:
         for group in opened.groups:
             flags = np.asarray(opened.read(group, [DELETED]).column(0))
-            flagged |= BitMap((np.flatnonzero(flags) + int(opened.starts[group])).astype(np.uint32))
+            flagged |= bitmap(np.flatnonzero(flags) + int(opened.starts[group]))
     return flagged
 
 
@@ -280,6 +286,11 @@ def without(rows: pa.Table, start: int, gone: BitMap) -> pa.Table:
 def positions_in(gone: BitMap, start: int, end: int) -> npt.NDArray[np.int64]:
     """Those of the positions from start to end, without the end."""
     return numbers_of(gone & BitMap(range(start, end))) if gone else np.zeros(0, np.int64)
+
+
+def bitmap(positions: npt.NDArray[np.int64]) -> BitMap:
+    """Of numbers below 2**32, without making a Python int of each."""
+    return BitMap(array("I", positions.astype(np.uint32).tobytes()))
 
 
 def numbers_of(positions: BitMap) -> npt.NDArray[np.int64]:

@@ -20,7 +20,7 @@ from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.history.codes import whole
 from cdc_core.history.guard import HeldVersions, classify_each, newest_tombstone
 from cdc_core.lake.absent_values import filled
-from cdc_core.lake.data_files import KeyedFiles, LiveFile
+from cdc_core.lake.data_files import KeyedFiles, LiveFile, bitmap
 from cdc_core.lake.held_rows import Numbers, held_rows, shown_key
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.model.merged_columns import BORN, CLASS, ENDED_ORIGINS, LIVE_ORIGINS, REASON, MergedOp, RowClass
@@ -266,7 +266,7 @@ class Gone:
         for number, path in enumerate(coded.dictionary.to_pylist()):
             mine = places[numbers == number]
             if len(mine):
-                self.include(path, BitMap(mine.astype(np.uint32)))
+                self.include(path, bitmap(mine))
 
     def include(self, path: str, positions: BitMap) -> None:
         self.rows[path] = self.rows.get(path, BitMap()) | positions

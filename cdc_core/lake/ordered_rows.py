@@ -21,7 +21,16 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from cdc_core.history.codes import whole
-from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, flagged_rows, live_rows, without
+from cdc_core.lake.data_files import (
+    KeyedFiles,
+    LiveFile,
+    OpenFile,
+    bitmap,
+    deleted_rows,
+    flagged_rows,
+    live_rows,
+    without,
+)
 
 KEPT_BYTES = 64 << 20
 """Of row groups that reach into the next range."""
@@ -186,7 +195,7 @@ def wanted_rows(files: KeyedFiles, path: str, mask: Mask, apart: Apart) -> BitMa
             low, high = _bounds(files, opened, group)
             if not (low and apart(low, high)):
                 here = np.flatnonzero(mask(opened.read(group, files.key))) + int(opened.starts[group])
-                wanted |= BitMap(here.astype(np.uint32))
+                wanted |= bitmap(here)
     return wanted
 
 

@@ -18,6 +18,7 @@ from cdc_core.lake.data_files import (
     KeyedFiles,
     LiveFile,
     OpenFile,
+    bitmap,
     deleted_rows,
     flagged_rows,
     gathered,
@@ -37,7 +38,7 @@ def removed_by(files: KeyedFiles, file: LiveFile, truncates: Sequence[bytes]) ->
             older = np.zeros(len(versions), bool)
             for truncate in truncates:
                 older |= _removes(truncate, versions)
-            removed |= BitMap((np.flatnonzero(older) + int(opened.starts[group])).astype(np.uint32))
+            removed |= bitmap(np.flatnonzero(older) + int(opened.starts[group]))
     if files.flagged and removed:
         removed -= flagged_rows(files, file)
     return removed - deleted_rows(files, file) if file.deletes else removed

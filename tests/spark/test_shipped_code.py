@@ -42,16 +42,6 @@ def test_the_zip_has_the_code_and_its_data_and_is_imported_from(tmp_path: Path) 
     assert place.startswith(str(archive))
 
 
-def test_the_zip_is_read_once_however_often_spark_has_imports_forgotten(tmp_path: Path) -> None:
-    code = (
-        "import importlib, zipimport, spark_jobs.merge\n"
-        "zipimport._read_directory = None\n"
-        "importlib.invalidate_caches()\n"
-        "import spark_jobs.write; print(spark_jobs.write.__file__)"
-    )
-    assert python(code_archive(), tmp_path, code).startswith(str(code_archive()))
-
-
 @pytest.mark.matrix
 def test_kernels_in_the_zip_are_kept_for_the_next_application_wherever_that_has_the_zip(tmp_path: Path) -> None:
     """A kernel takes seconds to compile, and each application has the zip at another path."""

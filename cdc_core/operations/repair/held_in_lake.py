@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyiceberg.table.update import AddSnapshotUpdate
-from pyroaring import BitMap
 
 from cdc_core.lake.catalogs import catalog_answers
 from cdc_core.lake.commits import TableCommit, commit
-from cdc_core.lake.data_files import KeyedFiles, NewFile, deleted_rows, in_order, write_deletes, write_rows
+from cdc_core.lake.data_files import KeyedFiles, NewFile, bitmap, deleted_rows, in_order, write_deletes, write_rows
 from cdc_core.lake.held_rows import held_rows
 from cdc_core.lake.lake_schema import DELETED
 from cdc_core.lake.lake_tables import tombstones_of
@@ -120,7 +119,7 @@ def _replace(seen: _Seen, gone: pa.Table, added: list[NewFile]) -> None:
     places = held_rows(files, seen.live.files, gone.select(list(files.key)))
     for number in np.unique(places.file).tolist():
         file = seen.live.files[number]
-        positions = BitMap(places.row[places.file == number].astype(np.uint32))
+        positions = bitmap(places.row[places.file == number])
         added.append(write_deletes(files, file.path, positions | deleted_rows(files, file)))
     made = as_compaction(snapshot_of(seen.live, FileChange(tuple(added)), files.schema, {}))
     updates = (AddSnapshotUpdate(snapshot=made.listed(table)), pointing(MAIN, made.number))
