@@ -57,9 +57,11 @@ def for_workers(spark: SparkSession, task: Task) -> Task:
 
 
 def _prepare_worker() -> None:
-    """Spares a Python worker of Spark two fifths of its time, as measured. Before each task, Spark has it forget what it
-    knows of places to import from: the directories of zips, which never change, would be read anew for each package in
-    them. After each task, Spark has it look for garbage: among all that was ever imported, too."""
+    """Spares a Python worker of Spark two fifths of its time, as measured.
+
+    Before each task, Spark has it forget what it knows of places to import from: the directories of zips, which never
+    change, would be read anew for each package in them. After each task, Spark has it look for garbage: among all that
+    was ever imported, too."""
     zipimporter.invalidate_caches = lambda importer: None  # type: ignore[assignment, method-assign]
     gc.freeze()
     pa.set_memory_pool(pa.system_memory_pool())  # for the reason in driver.py
