@@ -54,6 +54,8 @@ UPSERTED = 2_000
 """Changes of PyIceberg's upsert."""
 WARMING = 100_000
 """Changes of the run that starts Spark."""
+OLD_VERSIONS, AT_REST_S = 100, 120
+"""Old versions of rows that the server may still have; and how long it is waited for at most."""
 
 MERGE = """MERGE INTO peer.shop.orders o USING changes c ON o.id = c.id
 WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"""
@@ -94,7 +96,16 @@ class Line:
             return time.perf_counter() - began_s
 
     def sql(self, *statements: str) -> None:
+        """Returns when the server is at rest: it removes old versions of rows after a statement, as long as a run may
+        take, and no reader of its log waits for that elsewhere."""
         self.source.run(*statements, database="bench")
+        began_s = time.monotonic()
+        while self._old_versions() > OLD_VERSIONS and time.monotonic() < began_s + AT_REST_S:
+            time.sleep(0.5)
+
+    def _old_versions(self) -> int:
+        ((_, count),) = self.source.run("SHOW GLOBAL STATUS LIKE 'Innodb_history_list_length'")
+        return int(count)
 
     @property
     def catalog(self) -> Catalog:
