@@ -14,9 +14,7 @@ At the end `lockstep verify` must find the lake equal, or there are no figures.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -29,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
 
+from benchmarks.copy import cpu_of
 from benchmarks.document import keep, machine
 from cdc_core import config
 from cdc_core.operations.open_pipeline import open_pipeline
@@ -53,29 +52,20 @@ COLUMNS = "id BIGINT PRIMARY KEY, customer INT, status VARCHAR(20), amount DECIM
 VALUES = "seq, seq % 9973, 'new', seq / 7, '2026-01-01' + INTERVAL seq SECOND, CONCAT('note of order ', seq)"
 UPSERTED = 2_000
 """Changes of PyIceberg's upsert."""
-WARMING = 100_000
-"""Changes of the run that starts Spark."""
+WARMING = 300_000
+"""Changes of the run that starts Spark: more than a driver does itself."""
 OLD_VERSIONS, AT_REST_S = 100, 120
 """Old versions of rows that the server may still have; and how long it is waited for at most."""
-PR_SET_CHILD_SUBREAPER = 36
-"""Of Linux's prctl."""
-ORPHANS_END_S = 2
 
 MERGE = """MERGE INTO peer.shop.orders o USING changes c ON o.id = c.id
 WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"""
 
 
-def adopt_orphans() -> None:
-    """Spark's JVM ends without waiting for its Python workers: this process gets them, and their time, in its place."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1):
-        raise OSError(ctypes.get_errno(), "prctl")
-
-
-def reap_orphans() -> None:
-    until = time.monotonic() + ORPHANS_END_S
-    while time.monotonic() < until:
-        if not os.waitpid(-1, os.WNOHANG)[0]:
-            time.sleep(0.1)
+def cpu_s(server: MariaDb) -> float:
+    """Of this machine without the server. Spark's JVM ends without waiting for its Python workers, so that no process
+    is told of their time."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - cpu_of(server)
 
 
 class Line:
@@ -90,15 +80,12 @@ class Line:
 
     def lockstep(self, *arguments: str) -> tuple[float, float]:
         """Seconds, and seconds of CPU, of the command with its Spark."""
-        before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        before_s, began_s = cpu_s(self.source), time.perf_counter()
         command = [sys.executable, "-m", "cdc_core.cli", *arguments, str(self.file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
-        seconds = time.perf_counter() - began_s
-        reap_orphans()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return time.perf_counter() - began_s, cpu_s(self.source) - before_s
 
     def with_spark(self, before: str, timed: str) -> float:
         """Seconds of a run that finds Spark started by the run before it. The statements write what each applies."""
@@ -236,7 +223,6 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
     given = parser.parse_args()
     load = os.getloadavg()[0]
-    adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="bench-lake-") as folder, MariaDb.start(server_id=1) as source:
         line = Line(Path(folder), source)
         os.environ |= {"SOURCE": source.url, "LAKE": line.uri}
