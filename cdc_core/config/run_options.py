@@ -23,7 +23,7 @@ class SparkOptions(Model):
         "sc://host:15002 (Spark Connect)",
     )
     driver_rows: int = Field(
-        200_000,
+        20_000,
         ge=0,
         description="a run of at most so many changes needs no Spark; 0: always use Spark",
     )
