@@ -280,7 +280,7 @@ def run_of(bench: Bench, described: Pipeline, batches: Sequence[pa.RecordBatch])
     placed = opened(described).shard_numbers(rows.to_batches()[0]).astype(np.int32)
     rows = rows.append_column(SHARD, pa.array(placed))
     table = MergeTable(
-        SCHEMA.name, ("id",), (PlannedFile("merged already", rows.num_rows, SCHEMA.id, "one/0", 0, "", 1),)
+        SCHEMA.name, ("id",), (PlannedFile("merged already", rows.num_rows, SCHEMA.id, "one/0", 0, 0, "", 1),)
     )
     plan = RunPlan(
         "bench", "bench", described.stage.uri, 0, 1, (MergeSet("0", (table,)),), (TargetRun("bench", "0", ()),),

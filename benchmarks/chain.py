@@ -62,6 +62,7 @@ def batch(number: int, schemas: list[TableSchema]) -> Manifest:
             path=part_path(schema.name, window_us, PartName("shop", begin.seq, 1, at)),
             rows=ROWS,
             size_bytes=PART_BYTES,
+            plain_bytes=3 * PART_BYTES,
             sha256=f"{number:032x}{at:032x}",
             schema_id=schema.id,
             min_seq=begin.seq,

@@ -28,7 +28,7 @@ from cdc_core.model.run_plan import MergeCounts, MergeTable, counts_path, counts
 from cdc_core.stage.horizon import require_unpurged
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_key, plain_bytes
+from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_key
 from cdc_core.stage.stores import open_stage
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncate_rule, versions
@@ -36,10 +36,10 @@ from spark_jobs.shuffle import shuffled
 from spark_jobs.step_files import StepFiles, clear_tables
 from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks, most_tasks, packed
 
-WHOLE_ROWS, WHOLE_BYTES = 20_000, 8 << 20
-"""A table with at most so many changes in files of at most this size is merged by one task."""
+WHOLE_ROWS, WHOLE_BYTES = 20_000, 32 << 20
+"""A table with at most so many changes, which take at most so much memory, is merged by one task."""
 PART_ROWS, PART_BYTES = 150_000, 96 << 20
-"""A part of a large table has about so many changes, whose values take about so much memory."""
+"""A part of a large table has about so many changes, which take about so much memory."""
 PIECE_ROWS, LEAST_CUT_ROWS, MOST_CUT_ROWS = 1_000, 1 << 16, 1 << 18
 """So many events are cut at once that each part gets a piece of about so many, within limits: memory holds them."""
 FILE_ROWS = 250_000
@@ -50,8 +50,6 @@ LOOKED_AT_ROWS, LOOKED_AT_GROUPS = 1_000_000, 64
 """About so many keys, of so many row groups, say where a large table's parts are cut."""
 _FILE_BYTES_A_ROW = 20
 """About, to weigh files against what a file costs in any case."""
-_DENSITY = 4
-"""How many times as large as its files a table's long values are in memory, usually."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +110,9 @@ def _table(job: Job, table: MergeTable) -> _Table:
 
 def _parts(job: Job, table: MergeTable) -> int:
     """In how many parts a table is merged."""
-    if table.rows <= WHOLE_ROWS and table.size_bytes <= WHOLE_BYTES:
+    if table.rows <= WHOLE_ROWS and table.plain_bytes <= WHOLE_BYTES:
         return 1
-    plain = max(plain_bytes(schema) for schema in job.schemas(table))
-    size = table.rows * plain + table.size_bytes * _DENSITY
-    return max(-(-table.rows // PART_ROWS), -(-size // PART_BYTES), job.parallelism)
+    return max(-(-table.rows // PART_ROWS), -(-table.plain_bytes // PART_BYTES), job.parallelism)
 
 
 def _cutting(store: ObjectStore, table: _Table, count: int) -> Parts:

@@ -259,6 +259,7 @@ class Batches(Repository):
                         "row_count": part.rows,
                         "key_changes": part.key_changes,
                         "size_bytes": part.size_bytes,
+                        "plain_bytes": part.plain_bytes,
                         "sha256": part.sha256,
                         "min_seq": part.min_seq,
                         "max_seq": part.max_seq,

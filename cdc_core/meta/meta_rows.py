@@ -67,6 +67,7 @@ class FileRow:
     rows: int
     key_changes: int
     size_bytes: int
+    plain_bytes: int
     sha256: str
     min_seq: int
     max_seq: int

@@ -133,6 +133,7 @@ batch_file = _table(
     _needed("row_count", BigInteger()),
     _needed("key_changes", BigInteger()),
     _needed("size_bytes", BigInteger()),
+    _needed("plain_bytes", BigInteger()),
     _needed("sha256", text(NAME)),
     _needed("min_seq", BigInteger()),
     _needed("max_seq", BigInteger()),

@@ -22,6 +22,7 @@ class Part:
     rows:        staged changes in it; `ops` counts them by `_cdc_op`.
     key_changes: updates whose key differs from their before image: each counts as two changes in the ledger.
     absent_rows: those whose values the log did not all carry (`_cdc_absent`).
+    size_bytes:  of the file. plain_bytes: about what its rows take in memory, before encodings and compression.
     sha256:      of the file's bytes, hex.
     """
 
@@ -29,6 +30,7 @@ class Part:
     path: str
     rows: Natural
     size_bytes: Natural
+    plain_bytes: Natural
     sha256: str
     schema_id: str
     min_seq: Natural

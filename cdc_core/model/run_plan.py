@@ -36,7 +36,7 @@ from cdc_core.model.schema import TableSchema
 class PlannedFile:
     """A part that the run reads. The others are as in Part.
 
-    path, size_bytes, sha256: of the file, relative to the stage's root.
+    path, size_bytes, sha256: of the file, relative to the stage's root. plain_bytes: of the rows.
     of_rows: of a file that has rows of other batches too, how many it has: this batch's are those from min_seq to
              max_seq. 0: the file has this batch's rows alone.
     """
@@ -46,6 +46,7 @@ class PlannedFile:
     schema_id: str
     batch_id: str
     size_bytes: int
+    plain_bytes: int
     sha256: str
     max_seq: int
     absent_rows: int = 0
@@ -107,8 +108,8 @@ class MergeTable:
         return sum(file.rows for file in self.files)
 
     @property
-    def size_bytes(self) -> int:
-        return sum({file.path: file.size_bytes for file in self.files}.values())
+    def plain_bytes(self) -> int:
+        return sum(file.plain_bytes for file in self.files)
 
     @property
     def absent_rows(self) -> int:
@@ -151,8 +152,8 @@ PLAN_VERSION = 5
 """The version of plan.json. It grows when its fields or the files that tasks leave for one another change, so that no
 task continues the work of another version of Lockstep."""
 _DIGEST_CHARS = 16
-DRIVER_BYTES = 64 << 20
-"""The size of staged files up to which the driver does a run itself: it has them in memory."""
+DRIVER_BYTES = 128 << 20
+"""The changes that the driver does itself take at most so much memory as they were staged; it has them all at once."""
 
 
 def run_root(run_id: str) -> str:
@@ -236,7 +237,7 @@ class RunPlan:
         """Whether the driver of the run's jobs does their work itself, without Spark, because there are few changes,
         and not large ones."""
         tables = [table for merge_set in self.merge_sets for table in merge_set.tables]
-        rows, size = sum(table.rows for table in tables), sum(table.size_bytes for table in tables)
+        rows, size = sum(table.rows for table in tables), sum(table.plain_bytes for table in tables)
         return rows <= driver_rows and size <= DRIVER_BYTES
 
     def merged_folder(self, merge_set: str) -> str:

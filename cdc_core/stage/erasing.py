@@ -21,6 +21,7 @@ from cdc_core.stage.compacting import rows_of
 from cdc_core.stage.layout import parse_compacted, parse_copied, parse_part
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.open_part import RowCounts, bounded, open_part
+from cdc_core.stage.parquet import row_weights
 
 Place = tuple[int, int]
 """`_cdc_seq` and `_cdc_row` of a change: unique in a file."""
@@ -74,5 +75,5 @@ def recounted(store: ObjectStore, file: Part, schema: TableSchema, parts: Sequen
         for part, count in zip(parts, counts, strict=True):
             of_part = pc.and_(pc.greater_equal(seqs, part.min_seq), pc.less_equal(seqs, part.max_seq))
             if (mine := rows.filter(of_part)).num_rows:
-                count.add(mine, schema.key)
+                count.add(mine, schema.key, int(row_weights(mine).sum()))
     return [count.of(part) for part, count in zip(parts, counts, strict=True)]

@@ -22,8 +22,8 @@ from cdc_core.stage.removed import unless_removed
 from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_key
 from cdc_core.stage.table_files import TableFiles, begins_of
 
-PART_ROWS, PART_BYTES = 1 << 22, 160 << 20
-"""The most of a part: changes, and their share of the staged files."""
+PART_ROWS, PART_BYTES = 1 << 22, 640 << 20
+"""The most of a part: changes, and what they take in memory."""
 _MOST_PARTS = 500
 """Each has an open file while the events are split."""
 _READERS = 2
@@ -49,7 +49,7 @@ _Read = Callable[[], Iterator[pa.Table]]
 @contextmanager
 def parts_of_events(store: ObjectStore, files: TableFiles, rule: TableRule) -> Iterator[Iterator[Iterable[pa.Table]]]:
     """The events of each part. Raises DataAtRisk (stage.damaged), RetryLater (stage.removed)."""
-    rows, size = (sum(getattr(part.part, name) for part in files.parts) for name in ("rows", "size_bytes"))
+    rows, size = (sum(getattr(part.part, name) for part in files.parts) for name in ("rows", "plain_bytes"))
     count = min(max(-(-rows // PART_ROWS), -(-size // PART_BYTES)), _MOST_PARTS)
     if count < 2:
         with ThreadPoolExecutor(_READERS, thread_name_prefix="events") as pool:

@@ -42,9 +42,12 @@ class RowCounts:
     ops: Counter[str] = field(default_factory=Counter)
     key_changes: int = 0
     absent_rows: int = 0
+    plain_bytes: int = 0
 
-    def add(self, rows: pa.RecordBatch, key: Sequence[str]) -> None:
+    def add(self, rows: pa.RecordBatch, key: Sequence[str], plain_bytes: int) -> None:
+        """plain_bytes: of the rows."""
         self.rows += rows.num_rows
+        self.plain_bytes += plain_bytes
         self.ops += _counts(rows.column(OP))
         self.key_changes += key_changes(rows, key)
         self.absent_rows += rows.num_rows - rows.column(ABSENT).null_count
@@ -57,6 +60,7 @@ class RowCounts:
             ops=dict(sorted(self.ops.items())),
             key_changes=self.key_changes,
             absent_rows=self.absent_rows,
+            plain_bytes=self.plain_bytes,
         )
 
 
@@ -74,10 +78,9 @@ class OpenPart:
 
     def add(self, rows: pa.RecordBatch) -> None:
         seq = rows.column(SEQ).to_numpy()
-        self.counts.add(rows, self.schema.key)
+        self.counts.add(rows, self.schema.key, self.file.add(rows))
         self.min_seq = min(self.min_seq, int(seq.min()))
         self.max_seq = max(self.max_seq, int(seq.max()))
-        self.file.add(rows)
 
     def listed(self, path: str) -> Part:
         return self.counts.of(
@@ -86,6 +89,7 @@ class OpenPart:
                 path=path,
                 rows=0,
                 size_bytes=self.file.size_bytes,
+                plain_bytes=0,
                 sha256=self.file.sha256,
                 schema_id=self.schema.id,
                 min_seq=self.min_seq,

@@ -98,14 +98,17 @@ class PartFile:
         assert self._sink is not None
         return self._sink.sha256
 
-    def add(self, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.RecordBatch) -> int:
+        """Adds rows; what they take in memory."""
         weights = row_weights(rows)
+        size = int(weights.sum())
         self._pending.append(rows)
         self._weights.append(weights)
         self._pending_rows += len(weights)
-        self.pending_bytes += int(weights.sum())
+        self.pending_bytes += size
         if self._pending_rows >= ROW_GROUP_ROWS or self.pending_bytes >= self._group_bytes:
             self._write_full_groups()
+        return size
 
     def flush(self) -> None:
         """Writes the gathered rows as a row group, full or not."""

@@ -22,7 +22,7 @@ _FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
 """The bounds of a batch that is read before its size is known: a file may hold a long value once for many rows."""
 _GATHERED_ROWS, _GATHERED_BYTES_A_ROW = 1 << 18, 1 << 7
 """The bounds of events that are given at once."""
-_PLAIN_BYTES, _BYTES_OF_CHARACTER = 16, 4
+_NUMBER_BYTES, _BYTES_OF_CHARACTER = 16, 4
 SHARE_BYTES, MOST_SHARES = 4 << 20, 8
 """The least of a file that is read by a task of its own, and by how many tasks one is read: each of them fetches the
 whole file, and compares it with its manifest."""
@@ -135,7 +135,7 @@ def _batch_rows(group: pq.RowGroupMetaData, schema: TableSchema, names: Sequence
 def _longest_bytes(kind: ColumnType) -> int:
     """The most bytes of a value in memory, as the type is declared."""
     if not is_long(kind):
-        return _PLAIN_BYTES
+        return _NUMBER_BYTES
     if kind.labels:
         return sum(len(label.encode()) + 1 for label in kind.labels)
     return _BATCH_BYTES if kind.length is None else _BYTES_OF_CHARACTER * kind.length
@@ -144,8 +144,3 @@ def _longest_bytes(kind: ColumnType) -> int:
 def is_long(kind: ColumnType) -> bool:
     """Whether the length of a value is its own."""
     return bool(pa.types.is_string(kind.arrow) or pa.types.is_binary(kind.arrow) or pa.types.is_nested(kind.arrow))
-
-
-def plain_bytes(schema: TableSchema) -> int:
-    """What the values of a row take in memory whose lengths are not their own."""
-    return sum(_PLAIN_BYTES for column in schema.columns if not is_long(column.type))

@@ -60,7 +60,7 @@ class Written:
         self.runs += 1
         run_id = f"{'replay' if replay else 'run'}{self.runs:03d}"
         ids = batches or (self.runs,)
-        files = tuple(PlannedFile(f"p{n}", 1, "s", f"one/{n:04d}", 1, "x", 1) for n in ids)
+        files = tuple(PlannedFile(f"p{n}", 1, "s", f"one/{n:04d}", 1, 1, "x", 1) for n in ids)
         merged = MergeSet("0", tuple(MergeTable(table, ("id",), files) for table in tables))
         taken = TargetRun("copy", "0", tuple(file.batch_id for file in files))
         made = RunPlan(run_id, "shop", self.pipeline.stage.uri, 0, 1, (merged,), (taken,), {}, replay=replay)

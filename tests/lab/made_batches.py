@@ -57,6 +57,7 @@ def manifest(
             path=part_path(name, start_us, PartName(source, begin.seq, epoch, index)),
             rows=count,
             size_bytes=100 * count,
+            plain_bytes=200 * count,
             sha256=f"{index:064x}",
             schema_id=definition.id,
             min_seq=begin.seq,

@@ -124,7 +124,7 @@ class Stage:
         sha256 = hashlib.sha256(data).hexdigest()
         self.files.setdefault(table, []).append(
             PlannedFile(
-                path, len(changes), schema.id, batch, len(data), sha256, changes[-1].seq, absent,
+                path, len(changes), schema.id, batch, len(data), rows.nbytes, sha256, changes[-1].seq, absent,
                 key_changes=sum(key_changes(some, schema.key) for some in rows.to_batches()),
             )
         )  # fmt: skip

@@ -309,6 +309,7 @@ def _planned(file: FileRow, batch_id: str, ranges: Compactions) -> PlannedFile:
         schema_id=file.schema_id,
         batch_id=batch_id,
         size_bytes=read.size_bytes,
+        plain_bytes=file.plain_bytes,
         sha256=read.sha256,
         max_seq=file.max_seq,
         absent_rows=file.absent_rows,

@@ -177,9 +177,9 @@ def test_values_are_compared_by_their_bits(tmp_path: Path, monkeypatch: pytest.M
         line.done("all")
         add = PartFile.add
 
-        def unsigned(file: PartFile, batch: pa.RecordBatch) -> None:
+        def unsigned(file: PartFile, batch: pa.RecordBatch) -> int:
             zeros = pa.array([[math.nan, 0.0]] * batch.num_rows, batch.column("v").type)
-            add(file, batch.set_column(batch.schema.get_field_index("v"), batch.schema.field("v"), zeros))
+            return add(file, batch.set_column(batch.schema.get_field_index("v"), batch.schema.field("v"), zeros))
 
         with monkeypatch.context() as broken:
             broken.setattr(PartFile, "add", unsigned)
@@ -550,9 +550,9 @@ def test_a_file_that_does_not_have_the_rows_of_its_parts_is_never_used(
     before = staged.changes()
     adding = PartFile.add
 
-    def turned(self: PartFile, rows: pa.RecordBatch) -> None:
+    def turned(self: PartFile, rows: pa.RecordBatch) -> int:
         at = rows.schema.get_field_index("note")
-        adding(self, rows.set_column(at, rows.schema.field(at), pa.array(["x"] * rows.num_rows)))
+        return adding(self, rows.set_column(at, rows.schema.field(at), pa.array(["x"] * rows.num_rows)))
 
     monkeypatch.setattr(PartFile, "add", turned)
     error = refusal(staged.compact)

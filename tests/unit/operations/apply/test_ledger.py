@@ -28,7 +28,7 @@ PLAN = RunPlan(
     stage_uri="file:///s",
     window_start_us=0,
     window_end_us=1,
-    merge_sets=(MergeSet("0", (MergeTable(TABLE, ("id",), (PlannedFile("p", 10, "s", "b", 1, "", 1),)),)),),
+    merge_sets=(MergeSet("0", (MergeTable(TABLE, ("id",), (PlannedFile("p", 10, "s", "b", 1, 1, "", 1),)),)),),
     targets=(TargetRun("t", "0", ("b",)),),
     schemas={},
 )
