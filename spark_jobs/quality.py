@@ -26,9 +26,9 @@ from spark_jobs.step_files import clear_folder
 GATHERED_ROWS = 1_000_000
 """So many rows at most of a run that Spark does are judged in the driver (suite_runner.py); of a run that the driver
 does, all."""
-GATHERED_BYTES = 16 << 20
-"""The rows that a pipeline's own suite judges: Arrow's columns, those of pandas, and what an expectation makes of them
-take four times as much."""
+GATHERED_BYTES = 64 << 20
+"""So much memory at most take the changes whose rows a pipeline's own suite judges in the driver of such a run: Arrow's
+columns, those of pandas, and what an expectation makes of them take four times as much."""
 
 
 def check(job: Job) -> None:
@@ -105,7 +105,7 @@ def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str,
         if table is not None:
             made = own_suite(suite)
             rows = own_rows(job, table, suite.stage)
-            few = job.small or (rows.count <= GATHERED_ROWS and rows.size_bytes(job) <= GATHERED_BYTES)
+            few = job.small or (rows.count <= GATHERED_ROWS and table.plain_bytes <= GATHERED_BYTES)
             with nullcontext(rows.table(job)) if few else rows.frame(job) as frame:
                 verdict = judge(frame, made, rows.count)
             yield f"own-{number}", verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}

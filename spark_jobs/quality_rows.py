@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -56,10 +56,8 @@ _MERGED = pa.schema(
 )
 TARGET_ROWS = pa.schema([(TABLE, _CODED), (SHARD_NAME, _CODED), (KEY, pa.string()), (OP, _CODED), (OUTCOME, _CODED)])
 BATCH_ROWS = 50_000
-_OBJECT_BYTES = 16
 _LONGEST_IDENTITY = 64
 """Characters. A longer one is hashed."""
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,15 @@ class JudgedRows:
     most: int | None = None
 
     def table(self, job: Job) -> pa.Table:
-        parts = [pa.ipc.open_stream(stream).read_all() for stream in self._each(job, ipc_bytes)]
+        begin = self.begin  # without the rest, which would travel to each task
+
+        @contextmanager
+        def begun() -> Iterator[Callable[[Any], Iterable[bytes]]]:
+            with begin() as work:
+                yield lambda piece: map(ipc_bytes, work(piece))
+
+        streams = all_results(in_tasks(job, self.pieces, begun, most=self.most))
+        parts = [pa.ipc.open_stream(stream).read_all() for stream in streams]
         return pa.concat_tables([self.schema.empty_table(), *parts]).unify_dictionaries()
 
     @contextmanager
@@ -85,26 +91,6 @@ class JudgedRows:
             yield frame
         finally:
             frame.unpersist()
-
-    def size_bytes(self, job: Job) -> int:
-        return sum(self._each(job, size_bytes))
-
-    def _each(self, job: Job, result: Callable[[pa.Table], Result]) -> list[Result]:
-        """The result of each table of the work."""
-        begin = self.begin
-
-        @contextmanager
-        def begun() -> Iterator[Callable[[Any], Iterable[Result]]]:
-            with begin() as work:
-                yield lambda piece: map(result, work(piece))
-
-        return all_results(in_tasks(job, self.pieces, begun, most=self.most))
-
-
-def size_bytes(rows: pa.Table) -> int:
-    """About what the values take in memory, each as an object."""
-    size: int = rows.nbytes + rows.num_rows * rows.num_columns * _OBJECT_BYTES
-    return size
 
 
 def made_rows(schema: pa.Schema, rows: pa.Table | pa.RecordBatch, made: Mapping[str, pa.Array]) -> pa.Table:

@@ -66,8 +66,8 @@ def staged(folder: Path, number: int, schema: TableSchema, changes: Sequence[Cha
     pq.write_table(rows, path)
     raw = path.read_bytes()
     part = Part(
-        "items", path.name, len(changes), len(raw), rows.nbytes, hashlib.sha256(raw).hexdigest(), schema.id, changes[0].seq,
-        changes[-1].seq, {}, absent_rows=sum(bool(change.absent) for change in changes),
+        "items", path.name, len(changes), len(raw), rows.nbytes, hashlib.sha256(raw).hexdigest(), schema.id,
+        changes[0].seq, changes[-1].seq, {}, absent_rows=sum(bool(change.absent) for change in changes),
     )  # fmt: skip
     made = made_batches.manifest(number, source="s0", tables={"items": len(changes)}, schemas=[schema])
     return replace(made, parts=(part,))
