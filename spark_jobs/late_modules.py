@@ -12,9 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+OF_GREAT_EXPECTATIONS = {name: partial(import_module, name) for name in ("altair", "scipy.stats")}
 _loading = threading.RLock()
 
 

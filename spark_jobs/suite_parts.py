@@ -10,19 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import great_expectations as gx
 import numpy as np
 import pyarrow as pa
-from great_expectations import expectations as gxe
 
 from cdc_core.history.codes import whole
 from cdc_core.history.parts import Parts, by_part
 from cdc_core.process.quiet_libraries import quiet_libraries
 from spark_jobs.job import Job
+from spark_jobs.late_modules import OF_GREAT_EXPECTATIONS, late
 from spark_jobs.quality_rows import JudgedRows
 from spark_jobs.shuffle import shuffled
 from spark_jobs.suite_runner import EXAMPLES, SUITES, judge, judge_stage, passes
 from spark_jobs.table_tasks import most_tasks, packed
+
+with late(OF_GREAT_EXPECTATIONS):
+    import great_expectations as gx
+    from great_expectations import expectations as gxe
 
 PART_ROWS = 250_000
 """A task judges about so many rows, which it has in memory as columns of Arrow and of pandas."""

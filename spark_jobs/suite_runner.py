@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from pyspark.sql import DataFrame
 
 from cdc_core.config import Suite
 from cdc_core.operations.apply.suites import read_suite, refused
-from spark_jobs.late_modules import late
+from spark_jobs.late_modules import OF_GREAT_EXPECTATIONS, late
 from spark_jobs.quality_rows import OUTCOME
 
-with late({"altair": lambda: import_module("altair"), "scipy.stats": lambda: import_module("scipy.stats")}):
+with late(OF_GREAT_EXPECTATIONS):
     import great_expectations as gx
     from great_expectations.data_context.types.base import ProgressBarsConfig
     from great_expectations.exceptions import GreatExpectationsError

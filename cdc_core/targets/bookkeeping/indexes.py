@@ -1,7 +1,7 @@
 """Secondary indexes of a large first load: dropped before it, and built after it in one statement.
 
 A server that loads rows into a table with indexes adds each row to each of them, at random places. Built from the rows
-that are there, an index is sorted once (docs/benchmarks.md has the figures).
+that are there, an index is sorted once (`python -m benchmarks.indexes` measures it).
 
 The column `due` of the row that table_states.py has of the table says what is to be done, whoever does it:
 

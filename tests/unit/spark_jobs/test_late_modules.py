@@ -72,6 +72,7 @@ def test_garbage_is_collected_again_after_an_import_that_failed() -> None:
 def test_the_suites_are_judged_without_the_modules_of_pages_and_statistics() -> None:
     code = (
         "import sys, pyarrow\n"
+        "import spark_jobs.suite_parts\n"
         "from spark_jobs.suite_runner import SUITES, judge\n"
         "frame = pyarrow.table({'_table': ['t'], '_key': ['1'], '_cdc_op': ['u'], '_cdc_source': ['a'],"
         " '_cdc_seq': [1], '_cdc_row': [0]})\n"
