@@ -17,7 +17,6 @@ from cdc_core.errors import UsageError, combined, to_document
 from cdc_core.model.readable import counted
 
 if TYPE_CHECKING:
-    from cdc_core.meta.rollouts import ShardProgress
     from cdc_core.operations.ddl.rollout import Decided, DecidedTable, Options, RolloutWork
 
 app = typer.Typer(name="ddl", help="Alter the tables of all shards of a target.", no_args_is_help=True)
@@ -159,8 +158,7 @@ def _work(call: PipelineCall, target: str | None) -> Iterator[RolloutWork]:
 def _answer(call: PipelineCall, work: RolloutWork, decided: Decided) -> None:
     from cdc_core.operations.ddl.rollout import summary
 
-    noted = _noted(work)
-    tables = [_described(table, noted) for table in decided.tables]
+    tables = [_described(table) for table in decided.tables]
     document: dict[str, Any] = {
         "target": work.target.name,
         "file": decided.script.name,
@@ -174,18 +172,10 @@ def _answer(call: PipelineCall, work: RolloutWork, decided: Decided) -> None:
     listed = listing(
         f"{decided.script.name} ({decided.direction}): {work.target.name}, {counted(count, 'statement')}",
         [shard for table in tables for shard in table["shards"]],
-        "table behind error definition",
-        omit_empty="error",
+        "table behind definition",
     )
     call.answer(document, *shown, listed)
     call.output.note(summary(decided))
-
-
-def _noted(work: RolloutWork) -> dict[tuple[str, int], ShardProgress]:
-    rollout = work.opened.meta.rollouts.latest(work.target.name)
-    if rollout is None:
-        return {}
-    return {(shard.logical, shard.shard): shard for shard in work.opened.meta.rollouts.shards(rollout.rollout_id)}
 
 
 def _statements(table: DecidedTable) -> Iterator[str]:
@@ -194,10 +184,9 @@ def _statements(table: DecidedTable) -> Iterator[str]:
         yield f"{number + 1}. ALTER TABLE {table.logical} {statement.clauses}  -- {' or '.join(ways) or 'not foretold'}"
 
 
-def _described(table: DecidedTable, noted: dict[tuple[str, int], ShardProgress]) -> dict[str, Any]:
+def _described(table: DecidedTable) -> dict[str, Any]:
     shards = []
     for shard in table.shards:
-        progress = noted.get((table.logical, shard.place.shard))
         behind = table.behind(shard)
         shards.append(
             {
@@ -206,7 +195,6 @@ def _described(table: DecidedTable, noted: dict[tuple[str, int], ShardProgress])
                 "behind": behind,
                 "definition": shard.found.digest if shard.found else "missing",
                 "differs": list(table.drift(shard)) if behind is None else [],
-                "error": progress.error if progress and behind != len(table.statements) else "",
             }
         )
     return {

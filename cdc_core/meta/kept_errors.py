@@ -16,8 +16,7 @@ _DOCUMENT, _SAID = "document", ("what", "where", "remedy")
 _PLACES: Mapping[Table, tuple[str, ...]] = {
     meta_schema.failure: ("what", "place", "remedy"),
     meta_schema.told_problem: (_DOCUMENT,),
-    **dict.fromkeys((meta_schema.run, meta_schema.consume_record, meta_schema.ddl_shard), ("last_error",)),
-    meta_schema.cutover: ("last_error",),
+    **dict.fromkeys((meta_schema.run, meta_schema.consume_record, meta_schema.cutover), ("last_error",)),
 }
 
 Change = Callable[[str], str]

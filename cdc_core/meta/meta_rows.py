@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -380,6 +380,27 @@ class Cutover:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollout:
+    """script: the file's text. direction: up or down. prints: by server's version and logical table, the digests of the
+    definition before the first statement and after each. ways: likewise, how each statement is executed. shards: by
+    logical table, the numbers of those that it was begun for. state: as
+    rollouts.py names them."""
+
+    rollout_id: str
+    pipeline: str
+    target: str
+    name: str
+    direction: str
+    script: str
+    prints: Mapping[str, Mapping[str, Sequence[str]]]
+    ways: Mapping[str, Mapping[str, Sequence[str]]]
+    shards: Mapping[str, Sequence[int]]
+    state: str = ""
+    created_us: int = 0
+    updated_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SetAside:
     """Rows of a table that its target rejected in a run, and lacks. since_us: when the run's ledger was closed."""
 
@@ -406,6 +427,8 @@ class Status:
     verifications: tuple[Verification, ...] = ()
     cutovers: tuple[Cutover, ...] = ()
     """The latest ones from and to it, if no process is at them."""
+    rollouts: tuple[Rollout, ...] = ()
+    """Changes of definitions that are open, if no process is at them."""
     holding: frozenset[str] = frozenset()
     """Runs that have batches which one of the pipeline's targets has not committed."""
     set_aside: tuple[SetAside, ...] = ()

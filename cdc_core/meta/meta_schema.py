@@ -330,23 +330,12 @@ ddl_rollout = _table(
     _needed("name", text(PATH)),
     _needed("direction", text(16)),
     _needed("script", long_text()),
-    _needed("prints", long_text()),
+    _needed("decided", long_text()),
     _needed("state", text(16)),
     _needed("created_us", BigInteger()),
     _needed("updated_us", BigInteger()),
-    comment="a change of definitions over all shards of a target; prints: JSON, what each statement makes of them",
-)
-
-ddl_shard = _table(
-    "ddl_shard",
-    Column("rollout_id", text(NAME), primary_key=True),
-    Column("table_name", text(TABLE_NAME), primary_key=True),
-    Column("shard", Integer(), primary_key=True, autoincrement=False),
-    _needed("behind", Integer()),
-    _needed("attempts", Integer()),
-    Column("last_error", long_text()),
-    _needed("updated_us", BigInteger()),
-    comment="how many statements of a rollout a shard has behind it",
+    comment="a change of definitions over all shards of a target; decided: JSON, which these are, and what "
+    "each statement makes of them",
 )
 
 cutover = Table(

@@ -1,56 +1,42 @@
-"""Changes of definitions over the shards of a target: what was decided, and how far each shard is.
+"""Changes of definitions over the shards of a target: what was decided, and whether all shards have it.
 
-At most one rollout of a target is open. A shard moves by compare-and-set on the number of statements that it has
-behind it. Every change happens under the lease of the rollout. A row may be one statement behind the server, which a
-process that continues asks first.
+At most one rollout of a target is open, and every change happens under its lease. How far each shard is, only the
+servers say.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import Row, insert, select, update
 
-from cdc_core.errors import Overtaken
+from cdc_core.errors import Refused
 from cdc_core.meta.leases import Leases
-from cdc_core.meta.meta_rows import Lease
+from cdc_core.meta.meta_rows import Lease, Rollout
 from cdc_core.meta.meta_schema import ddl_rollout as _rollout
-from cdc_core.meta.meta_schema import ddl_shard as _shard
 from cdc_core.meta.repository import Repository, reads, value_of, writes
 
 OPEN, DONE, LEFT = "open", "done", "left"
 """States of a rollout; left: another one took it back before all shards had it."""
+_DECIDED = ("prints", "ways", "shards")
+"""Fields of a rollout that are kept as one document, its column `decided`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """script: the file's text. direction: up or down. prints: by server's version and logical table, the digests of the
-    definition before the first statement and after each. ways: likewise, how each statement is executed."""
-
-    rollout_id: str
-    pipeline: str
-    target: str
-    name: str
-    direction: str
-    script: str
-    prints: Mapping[str, Mapping[str, Sequence[str]]]
-    ways: Mapping[str, Mapping[str, Sequence[str]]]
-    state: str = OPEN
-    created_us: int = 0
-    updated_us: int = 0
+def alterer_of(pipeline: str, target: str) -> str:
+    """The lease under which the shards of a target are altered."""
+    return "ddl:" + hashlib.sha256(f"{pipeline}/{target}".encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardProgress:
-    """behind: the statements that the shard has behind it. attempts: to execute the next one. error: of the last."""
-
-    logical: str
-    shard: int
-    behind: int
-    attempts: int = 0
-    error: str = ""
+def unfinished(rollout: Rollout) -> Refused:
+    """A rollout that is open, to whoever would begin another one, and to `lockstep status`."""
+    return Refused(
+        f"{rollout.name} ({rollout.direction}) has not reached all shards of {rollout.target!r}.",
+        where=rollout.name,
+        code="ddl.open",
+        remedy=f"finish it with `lockstep ddl resume {rollout.pipeline} --target {rollout.target}`, or take it back "
+        "with `lockstep ddl run` of the same file and --down",
+    )
 
 
 class Rollouts(Repository):
@@ -61,16 +47,16 @@ class Rollouts(Repository):
         row = self.execute(select(_rollout).where(mine).order_by(*order).limit(1)).one_or_none()
         return None if row is None else _read(row)
 
-    @reads
-    def shards(self, rollout_id: str) -> tuple[ShardProgress, ...]:
-        query = select(_shard).where(_shard.c.rollout_id == rollout_id).order_by(_shard.c.table_name, _shard.c.shard)
+    def standing(self) -> tuple[Rollout, ...]:
+        """The open ones that no process is at."""
+        rows = self.execute(select(_rollout).where(_rollout.c.state == OPEN).order_by(_rollout.c.target))
+        leases = Leases(self.connection)
         return tuple(
-            ShardProgress(row.table_name, row.shard, row.behind, row.attempts, row.last_error or "")
-            for row in self.execute(query)
+            _read(row) for row in rows if not leases.is_held(self.pipeline, alterer_of(self.pipeline, row.target))
         )
 
     @writes
-    def begin(self, lease: Lease, rollout: Rollout, progress: Sequence[ShardProgress]) -> Rollout:
+    def begin(self, lease: Lease, rollout: Rollout) -> Rollout:
         """The rollout is decided; one of the target that is open is left. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         now = self.now_us()
@@ -86,51 +72,12 @@ class Rollouts(Repository):
                 state=OPEN,
                 created_us=now,
                 updated_us=now,
-                prints=json.dumps({"prints": rollout.prints, "ways": rollout.ways}),
+                decided=json.dumps({name: getattr(rollout, name) for name in _DECIDED}),
             )
         )
-        values = [
-            {
-                "rollout_id": rollout.rollout_id,
-                "table_name": shard.logical,
-                "shard": shard.shard,
-                "behind": shard.behind,
-                "attempts": 0,
-                "updated_us": now,
-            }
-            for shard in progress
-        ]
-        if values:
-            self.execute(insert(_shard), values)
         latest = self.latest(rollout.target)
         assert latest is not None
         return latest
-
-    @writes
-    def move_shard(
-        self, lease: Lease, rollout_id: str, former: ShardProgress, behind: int, error: str = ""
-    ) -> ShardProgress:
-        """A shard has this many statements behind it, or its next one has failed.
-
-        Raises RetryLater (lease.lost).
-        """
-        Leases(self.connection).require_held(lease)
-        attempts = former.attempts + 1 if behind == former.behind else 0
-        mine = (
-            (_shard.c.rollout_id == rollout_id)
-            & (_shard.c.table_name == former.logical)
-            & (_shard.c.shard == former.shard)
-            & (_shard.c.behind == former.behind)
-        )
-        values = {"behind": behind, "attempts": attempts, "last_error": error or None, "updated_us": self.now_us()}
-        if self.execute(update(_shard).where(mine).values(values)).rowcount != 1:
-            raise Overtaken(
-                f"Another process has moved shard {former.shard} of {former.logical!r}.",
-                where=former.logical,
-                code="lease.lost",
-                remedy="run `lockstep ddl resume`, which begins with what the servers have",
-            )
-        return ShardProgress(former.logical, former.shard, behind, attempts, error)
 
     @writes
     def finish(self, lease: Lease, rollout_id: str) -> None:
@@ -141,5 +88,4 @@ class Rollouts(Repository):
 
 
 def _read(row: Row) -> Rollout:  # type: ignore[type-arg]
-    known = json.loads(row.prints)
-    return value_of(Rollout, row, prints=known["prints"], ways=known["ways"])
+    return value_of(Rollout, row, **json.loads(row.decided))

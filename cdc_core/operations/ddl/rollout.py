@@ -1,7 +1,7 @@
 """A script's way over all shards of a target: one shard first, then the others in waves.
 
     decide   what every shard is now, what the statements will make of it, what speaks against it: alters nothing
-    roll     alters what lacks something, and notes it in meta; after a kill, the next one asks the servers again
+    roll     alters what lacks something; meta knows that it was begun, and the servers how far each shard is
 
 A shard is compared with what was foretold before and after each statement, and never altered if it is none of that. A
 lock is waited for LOCK_WAIT_S, during which others wait behind it, and again until `patience_s`.
@@ -26,7 +26,8 @@ import pymysql
 from cdc_core.config import MysqlTarget
 from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, Refused, RetryLater, UsageError, combined, of_all
 from cdc_core.meta import Lease
-from cdc_core.meta.rollouts import OPEN, Rollout, ShardProgress
+from cdc_core.meta.meta_rows import Rollout
+from cdc_core.meta.rollouts import OPEN, alterer_of, unfinished
 from cdc_core.model.readable import counted
 from cdc_core.mysql.connections import connect, resolve
 from cdc_core.mysql.server_errors import number_of
@@ -129,13 +130,14 @@ class RolloutWork:
 def rollout_lease(work: RolloutWork) -> AbstractContextManager[Lease]:
     """The right to alter the shards of a target. Raises RetryLater (lease.held)."""
     lease_s = work.opened.pipeline.limits.lease_s
-    name = "ddl:" + hashlib.sha256(f"{work.opened.name}/{work.target.name}".encode()).hexdigest()[:16]
     taken = LeaseHeld(
         f"Another process alters the shards of {work.target.name!r}.",
         where=work.target.name,
         remedy=f"wait until it has ended or, if it is dead, {lease_s:g} s for its lease to expire",
     )
-    return work.opened.meta.leases.held(name, work.opened.holder, lease_s, taken=taken)
+    return work.opened.meta.leases.held(
+        alterer_of(work.opened.name, work.target.name), work.opened.holder, lease_s, taken=taken
+    )
 
 
 def decide(work: RolloutWork, text: str, name: str, direction: str, options: Options) -> Decided:
@@ -156,7 +158,7 @@ def decide(work: RolloutWork, text: str, name: str, direction: str, options: Opt
     problems: list[LockstepError] = []
     same = former is not None and (former.script, former.direction) == (text, direction)
     if former is not None and former.state == OPEN and not same and not _takes_back(former, text, direction):
-        problems.append(_open(former, work.target))
+        problems.append(unfinished(former))
     if former is not None and former.state == OPEN and (same or _takes_back(former, text, direction)):
         problems += _layout_problems(work, former)
     decided = []
@@ -173,24 +175,11 @@ def _takes_back(former: Rollout, text: str, direction: str) -> bool:
     return direction == "down" and former.direction == "up" and former.script == text
 
 
-def _open(former: Rollout, target: MysqlTarget) -> Refused:
-    return Refused(
-        f"{former.name} ({former.direction}) has not reached all shards of {target.name!r}.",
-        where=former.name,
-        code="ddl.open",
-        remedy="finish it with `lockstep ddl resume`, or take it back with `lockstep ddl run` of the same file and "
-        "--down",
-    )
-
-
 def _layout_problems(work: RolloutWork, rollout: Rollout) -> Iterator[Refused]:
     """Tables whose shards are not those that the rollout was begun with: some would keep their definition unnoticed."""
-    begun: dict[str, set[int]] = {}
-    for shard in work.opened.meta.rollouts.shards(rollout.rollout_id):
-        begun.setdefault(shard.logical, set()).add(shard.shard)
-    for logical, former in begun.items():
+    for logical, former in rollout.shards.items():
         now = {table.shard for table in shard_tables(work.target, logical)}
-        if now != former:
+        if now != set(former):
             yield Refused(
                 f"{rollout.name} ({rollout.direction}) was begun for {counted(len(former), 'shard')} of {logical!r}; "
                 f"the pipeline file now has {len(now):,}.",
@@ -360,13 +349,12 @@ def roll(work: RolloutWork, decided: Decided, lease: Lease, options: Options) ->
             remedy="add --copy-with, as when the change was begun",
         )
     rollout = decided.rollout or _begun(work, decided, lease)
-    noted = {(shard.logical, shard.shard): shard for shard in work.opened.meta.rollouts.shards(rollout.rollout_id)}
     for table in decided.tables:
         places = [shard.place for shard in table.shards]
         waves = [places[:1], *(places[at : at + options.wave] for at in range(1, len(places), options.wave))]
         if table.copied:
             _in_waves(waves, partial(_start_copy, work, lease, table, options))
-        _in_waves(waves, partial(_bring, work, lease, rollout, table, options, noted))
+        _in_waves(waves, partial(_bring, work, lease, table, options))
     work.opened.meta.rollouts.finish(lease, rollout.rollout_id)
     return replace(decided, tables=tuple(_as_is_now(work, table) for table in decided.tables))
 
@@ -402,13 +390,9 @@ def _begun(work: RolloutWork, decided: Decided, lease: Lease) -> Rollout:
         decided.text,
         prints,
         ways,
+        {table.logical: [shard.place.shard for shard in table.shards] for table in decided.tables},
     )
-    known_ones = [
-        ShardProgress(table.logical, shard.place.shard, table.behind(shard) or 0)
-        for table in decided.tables
-        for shard in table.shards
-    ]
-    return work.opened.meta.rollouts.begin(lease, rollout, known_ones)
+    return work.opened.meta.rollouts.begin(lease, rollout)
 
 
 def _require_right(work: RolloutWork, lease: Lease) -> None:
@@ -426,17 +410,8 @@ def _start_copy(work: RolloutWork, lease: Lease, table: DecidedTable, options: O
         copy_hook.call(options.copy_with, copy_hook.START, place, server, table.statements[0])
 
 
-def _bring(
-    work: RolloutWork,
-    lease: Lease,
-    rollout: Rollout,
-    table: DecidedTable,
-    options: Options,
-    noted: Mapping[tuple[str, int], ShardProgress],
-    place: ShardTable,
-) -> None:
-    """All statements that this shard lacks. noted: how far meta knows the shards, by logical table and number."""
-    progress = noted[table.logical, place.shard]
+def _bring(work: RolloutWork, lease: Lease, table: DecidedTable, options: Options, place: ShardTable) -> None:
+    """All statements that this shard lacks."""
     with _session(work, place) as connection, _alone(connection, place, options.patience_s):
         server = connection.get_server_info()  # type: ignore[no-untyped-call]
         while True:
@@ -446,22 +421,15 @@ def _bring(
             behind = table.behind(RolloutShard(place, server, definition))
             if behind is None:
                 raise _drifted(table, RolloutShard(place, server, definition))
-            if behind != progress.behind:  # a killed process has executed it, or somebody by hand
-                progress = work.opened.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind)
-                work.opened.progress.note(f"{place.name}: {behind} of its statements")
             if behind == len(table.statements):
                 return
             _require_right(work, lease)
             statement, way = table.statements[behind], table.foretold[server].ways[behind]
-            try:
-                if way == COPY:
-                    login = resolve(work.target.connections[place.connection])
-                    copy_hook.call(options.copy_with, copy_hook.COMPLETE, place, login, statement)
-                else:
-                    _execute(connection, place, statement, way, options.patience_s)
-            except LockstepError as error:
-                work.opened.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind, f"{error}"[:2000])
-                raise
+            if way == COPY:
+                login = resolve(work.target.connections[place.connection])
+                copy_hook.call(options.copy_with, copy_hook.COMPLETE, place, login, statement)
+            else:
+                _execute(connection, place, statement, way, options.patience_s)
             after = fingerprint(connection, place.database, place.table)
             if after is None or table.behind(RolloutShard(place, server, after)) != behind + 1:
                 raise DataAtRisk(
@@ -470,6 +438,7 @@ def _bring(
                     code="ddl.unforetold",
                     remedy="compare it with the other shards (`lockstep ddl plan`) before you alter anything else",
                 )
+            work.opened.progress.note(f"{place.name}: {behind + 1} of its statements")
 
 
 def _execute(
