@@ -12,9 +12,10 @@ from enum import StrEnum
 from itertools import islice, takewhile
 
 from cdc_core.config import WAY_BACK_SUFFIX
-from cdc_core.errors import SEVERITY, DataAtRisk, InternalError, LockstepError, RetryLater
+from cdc_core.errors import SEVERITY, DataAtRisk, InternalError, LockstepError, Refused, RetryLater
 from cdc_core.meta import verifications
 from cdc_core.meta.meta_rows import CopyState, Failure, SetAside, SourceStatus, Status
+from cdc_core.meta.rollouts import unfinished
 from cdc_core.meta.run_states import RunState
 from cdc_core.meta.task_failures import COPY, COPY_TABLE, EXTRACT, GATES, LOST_WRITES, REPAIR, RUN, copied_table
 from cdc_core.model.coverage import How, TableCoverage, lacks
@@ -75,6 +76,7 @@ def problems(status: Status, windows: Windows, sources: Sequence[str], targets: 
         *_unclosed(status),
         *_differing(status, targets),
         *_set_aside(status),
+        *_half_altered(status, targets),
         *_failed(status, sources, targets),
         *_paused(status),
         *_never(status, sources),
@@ -196,6 +198,23 @@ def _set_aside(status: Status) -> Iterator[Problem]:
             kind=DataAtRisk,
             about=tables,
         )
+
+
+def _half_altered(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
+    """Shards of a target that may be defined differently, until somebody ends the change."""
+    for rollout in status.rollouts:
+        if rollout.target in targets:
+            error = unfinished(rollout)
+            yield Problem(
+                Level.FAILED,
+                f"target {rollout.target}",
+                error.what,
+                error.where,
+                error.remedy,
+                error.code,
+                rollout.updated_us,
+                kind=Refused,
+            )
 
 
 def _copied(status: Status, targets: Sequence[str]) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from cdc_core.meta.meta_rows import Failure, RingDepth, SourceStatus, StateCount
 from cdc_core.meta.plan_views import lacks
 from cdc_core.meta.positions import checkpoint_of
 from cdc_core.meta.repository import Repository, reads
+from cdc_core.meta.rollouts import Rollouts
 from cdc_core.meta.run_register import RunRegister, run_of
 from cdc_core.meta.run_states import RecordState
 from cdc_core.meta.table_copies import TableCopies, copier_of
@@ -56,6 +57,7 @@ class StatusViews(Repository):
             failures=failed,
             verifications=Verifications(self.connection).all(),
             cutovers=Cutovers(self.connection).standing(),
+            rollouts=Rollouts(self.connection).standing(),
             holding=holding,
             set_aside=Ledgers(self.connection).set_aside(),
         )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, TableCopy
 from cdc_core.meta.health import MOST_LATE, Level, Problem, intervals_late, problems, retention_left_s
-from cdc_core.meta.meta_rows import PlannedRun
+from cdc_core.meta.meta_rows import PlannedRun, Rollout
+from cdc_core.meta.rollouts import alterer_of
 from cdc_core.meta.table_copies import copier_of
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
@@ -306,6 +307,31 @@ def test_a_note_ends_when_all_targets_have_its_batch_and_no_table_lacks_anything
     copied = TableCoverage(How.COPIED, position(2).seq, 0, str(position(2)))
     line.stage(replace(manifest(2), coverage={"shop.orders": copied}))
     assert notes() == ()
+
+
+def test_a_rollout_that_no_process_is_at_is_said_until_all_shards_have_it_or_it_is_taken_back(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.done("first")
+    name = alterer_of("line", "t")
+    half = Rollout("a", "line", "t", "add.sql", "up", "ALTER ...", {}, {}, {"orders": [0, 1]})
+    lease = line.meta.leases.acquire(name, "a test", 60)
+    assert line.meta.rollouts.begin(lease, half).shards == {"orders": [0, 1]}
+    assert seen(line) == []  # a process is at it
+    line.meta.leases.release(lease)
+    (problem,) = found(line)
+    assert (problem.level, problem.subject, problem.code) == (Level.FAILED, "target t", "ddl.open")
+    assert (problem.where, problem.exit_code) == ("add.sql", Refused.exit_code)
+    assert "`lockstep ddl resume line --target t`" in problem.remedy
+    status = replace(line.meta.status.find(["t"]), now_us=START_US + HOUR_US)
+    assert problems(status, HOURLY, ["shop"], ["another"]) == ()
+    lease = line.meta.leases.acquire(name, "a test", 60)
+    line.meta.rollouts.begin(lease, replace(half, rollout_id="b", direction="down"))
+    line.meta.leases.release(lease)
+    assert [(each.code, "(down)" in each.what) for each in found(line)] == [("ddl.open", True)]
+    lease = line.meta.leases.acquire(name, "a test", 60)
+    line.meta.rollouts.finish(lease, "b")
+    line.meta.leases.release(lease)
+    assert seen(line) == []
 
 
 def test_rows_that_differ_come_before_errors_that_may_pass(line: Line) -> None:
