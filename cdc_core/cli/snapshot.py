@@ -118,31 +118,14 @@ def _show_plan(
     wanted: dict[str, tuple[PendingTable, ...]],
     left: Mapping[str, Mapping[str, str]],
 ) -> None:
-    from cdc_core.operations.copy.estimate import estimate
-
-    found: list[dict[str, Any]] = []
-    for source, tables in wanted.items():
-        names = [planned.name for planned in tables]
-        estimates = estimate(ready, source, names) if tables else {}
-        for planned in tables:
-            estimated = estimates.get(planned.name)
-            rows = planned.rows if estimated is None or (estimated.refused and not estimated.rows) else estimated.rows
-            why = (
-                planned.why if estimated is None or not estimated.refused else f"cannot be copied: {estimated.refused}"
-            )
-            size_bytes = None if estimated is None else estimated.size_bytes
-            found.append(
-                {
-                    "source": source,
-                    "table": planned.name,
-                    "rows_estimated": rows,
-                    "bytes_estimated": size_bytes,
-                    "why": why,
-                }
-            )
+    found = [
+        {"source": source, "table": planned.name, "rows_estimated": planned.rows, "why": planned.why}
+        for source, tables in wanted.items()
+        for planned in tables
+    ]
     paused = [source for source in sorted(wanted) if ready.meta.copies.paused(source) is not None]
     document = {"tables": found, "paused": paused, "left_out": _left_out(left)}
-    keys = "source table rows_estimated bytes_estimated why"
+    keys = "source table rows_estimated why"
     call.answer(document, listing("to copy", found, keys) if found else "Nothing to copy.")
     _note_left_out(call, left)
     for source in paused:

@@ -23,18 +23,17 @@ _DENSE = 0.5
 """Rows for each key, from which on ends of chunks are computed."""
 
 _ESTIMATE = """
-SELECT TABLE_ROWS, AVG_ROW_LENGTH, DATA_LENGTH FROM INFORMATION_SCHEMA.TABLES
+SELECT TABLE_ROWS, AVG_ROW_LENGTH FROM INFORMATION_SCHEMA.TABLES
  WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """The server's estimate. row_bytes: 0 where it is not known. size_bytes: of the rows, as the server stores them."""
+    """The server's estimate. row_bytes: 0 where it is not known."""
 
     rows: int
     row_bytes: int
-    size_bytes: int = 0
 
 
 @answers("source")

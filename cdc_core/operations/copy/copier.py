@@ -40,7 +40,7 @@ from cdc_core.operations.copy.copyable import require_copied
 from cdc_core.operations.copy.read_source import ReadSource, SessionPair, read_source
 from cdc_core.operations.copy.second_thread import taking
 from cdc_core.operations.copy.table_chunks import TableChunks
-from cdc_core.operations.copy.watermarks import View, await_logged, high_of, read_view
+from cdc_core.operations.copy.watermarks import View, await_logged, engine_of, high_of, read_view, require_view
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process.informing import informing
 from cdc_core.results import TableReader
@@ -241,13 +241,13 @@ class _ChunkReader:
         self.source.await_turn(self.sessions.control, waiting, self.work.stopped)
 
     def _begin(self, schema: TableSchema) -> tuple[key_ranges.Key, Position | None]:
-        """The last key that is visible once everything before the end of what is staged is."""
-        limit: key_ranges.Key = ()
-        low: Position | None = None
-        if schema.key:
-            with _unchanged(schema), self._view(schema, self.source.staged()) as view:
-                limit, low = last_key(self.sessions.reader, schema), view.low
-        return limit, low
+        """The last key that is visible once everything before the end of what is staged is. Raises Refused
+        (snapshot.not_copyable): a copy that has begun holds purges up, and this one would never end."""
+        if not schema.key:
+            require_view(schema, engine_of(self.sessions.control, schema))
+            return (), None
+        with _unchanged(schema), self._view(schema, self.source.staged()) as view:
+            return last_key(self.sessions.reader, schema), view.low
 
     def _view(self, schema: TableSchema, staged: Checkpoint) -> AbstractContextManager[View]:
         at = self.sessions

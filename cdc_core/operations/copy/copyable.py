@@ -1,7 +1,4 @@
-"""Which tables a copy refuses: by their definition, by the pipeline's rules, and by their engine.
-
-It must keep true that what is said beforehand (estimate) and what a copier refuses are the same.
-"""
+"""Which tables a copy refuses before it reads a row: by their definition, and by the pipeline's rules."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import require_unreserved
 from cdc_core.operations.copy import key_ranges
 from cdc_core.source.capture import Capture
-from cdc_core.source.host.table_survey import is_transactional
 
 
 def require_copied(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
@@ -20,16 +16,6 @@ def require_copied(pipeline: Pipeline, capture: Capture, schema: TableSchema) ->
     require_unreserved(schema)
     require_alone(pipeline, capture, schema)
     require_ages(pipeline, capture, schema)
-
-
-def require_view(schema: TableSchema, engine: str) -> None:
-    """A table without a key is read at one place of the log. Raises Refused (snapshot.not_copyable)."""
-    if not schema.key and not is_transactional(engine):
-        raise key_ranges.not_copyable(
-            schema.name,
-            f"{schema.name} has no key, and its engine gives no consistent view of it.",
-            "give the table a primary key, or ENGINE=InnoDB",
-        )
 
 
 def require_alone(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:

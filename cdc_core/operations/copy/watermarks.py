@@ -32,7 +32,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.mysql.connections import answers, quote, shown
 from cdc_core.mysql.server_errors import ErrorKind, kind_of
 from cdc_core.operations.copy import mariadb as engine
-from cdc_core.operations.copy.copyable import require_view
+from cdc_core.operations.copy.key_ranges import not_copyable
 from cdc_core.results.reading_faults import definition_changed
 from cdc_core.source.host.server_facts import ServerFacts, as_text, end_position, explained, logged_gtids, query
 from cdc_core.source.host.table_survey import is_transactional, locked_for_copies
@@ -80,8 +80,7 @@ def read_view(
              the reader's view would be lost.
     staged:  the end of what is staged of the log of this server.
     exact:   a view that shows nothing from `low` on either, where that takes a lock.
-    Raises RetryLater (snapshot.blocked, connection.unreachable), Refused
-    (connection.grant).
+    Raises RetryLater (snapshot.blocked, connection.unreachable), Refused (connection.grant, snapshot.not_copyable).
     """
     kind = engine_of(control, schema)
     transactional = is_transactional(kind)
@@ -102,6 +101,16 @@ def read_view(
     finally:
         if reader.open:
             run(reader, "ROLLBACK")
+
+
+def require_view(schema: TableSchema, kind: str) -> None:
+    """A table without a key is read at one place of the log. Raises Refused (snapshot.not_copyable)."""
+    if not schema.key and not is_transactional(kind):
+        raise not_copyable(
+            schema.name,
+            f"{schema.name} has no key, and its engine gives no consistent view of it.",
+            "give the table a primary key, or ENGINE=InnoDB",
+        )
 
 
 def high_of(connection: pymysql.Connection, view: View) -> Position:

@@ -230,7 +230,7 @@ class Session:
             case ["SELECT", "ENGINE"]:
                 return (("InnoDB",),)
             case ["SELECT", "TABLE_ROWS,"]:
-                return ((len(source.engine), 8, 64),)
+                return ((len(source.engine), 8),)
             case ["SELECT", _]:
                 return self.select(sql)
             case _:
