@@ -93,7 +93,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
 
     def _poke(self, context: Context) -> PokeReturnValue:
         pipeline = config.load(Path(self.file))
-        window = window_of(context, pipeline)
+        window = window_of(context)
         if is_dry_run(context):
             log.info("%s: a dry run reads nothing from the source", self.source)
             return PokeReturnValue(True, {"source": self.source, "dry_run": True})

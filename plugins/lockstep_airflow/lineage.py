@@ -91,7 +91,7 @@ def of_extract(file: str, source: str, context: Context) -> Lineage:
     if is_dry_run(context):
         return OperatorLineage()
     with _opened(file) as (pipeline, meta, _):
-        batches = extracted_batches(context, meta, source, window_of(context, pipeline))
+        batches = extracted_batches(context, meta, source, window_of(context))
         return _staged(pipeline, source, meta, batches)
 
 

@@ -32,8 +32,6 @@ from lockstep_airflow.window import (
     WINDOW_START,
     RunWindow,
     chosen_targets,
-    interval_of,
-    means_now,
     moment_us,
     run_window,
 )
@@ -47,9 +45,8 @@ if TYPE_CHECKING:
     from cdc_core.stage.objects import ObjectStore
 
 MAX_RUN_NAME = 200
-TRIGGERED = ("manual", "operator_triggered")
-"""Types of DAG runs that somebody has triggered: by the form, REST or command line, or by TriggerDagRunOperator, which
-fills in the current time as the logical date, too."""
+WITH_INTERVAL = ("scheduled", "backfill")
+"""Types of DAG runs whose data interval is what they are about."""
 
 _IN_GROUPS = frozenset(
     {WINDOW_START, WINDOW_END, TARGETS, DRY_RUN, ACCEPT, ABANDON, SOURCE, TABLES, READERS}
@@ -58,17 +55,12 @@ _IN_GROUPS = frozenset(
 """What the forms ask for whose tasks are also in groups."""
 
 
-def window_of(context: Context, pipeline: Pipeline) -> RunWindow:
+def window_of(context: Context) -> RunWindow:
     """The window of the DAG run. Raises UsageError (usage.argument)."""
-    run, asked = context["dag_run"], asked_at(context)
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
-    interval: tuple[datetime | None, datetime | None] = start, end
-    if run.run_type in TRIGGERED:
-        if means_now(run.logical_date, asked, pipeline.windows):
-            interval = None, None
-        elif run.logical_date is not None and start is not None and end is not None:
-            interval = interval_of(run.logical_date, (start, end), asked, pipeline.windows)
-    return run_window(_params(context), *interval, asked)
+    if context["dag_run"].run_type not in WITH_INTERVAL:
+        start = end = None
+    return run_window(_params(context), start, end, asked_at(context))
 
 
 def asked_at(context: Context) -> datetime:

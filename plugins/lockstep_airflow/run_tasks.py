@@ -119,7 +119,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         """How many batches in reach these targets have not consumed, although the run has none for them."""
         if not targets:
             return {}
-        window = window_of(context, ready.pipeline)
+        window = window_of(context)
         bounds = None if window.open else (window.start_us, window.end_us)
         sources = [source.name for source in ready.pipeline.sources]
         view = ready.meta.plans.find(run_name(context, ready.pipeline), sources, targets, bounds)
@@ -150,7 +150,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         from cdc_core.operations.pipeline_run import ask_sources
 
         pipeline = ready.pipeline
-        window, targets = window_of(context, pipeline), targets_of(context, pipeline)
+        window, targets = window_of(context), targets_of(context, pipeline)
         if window.open:
             with exported(pipeline):
                 ask_sources(ready, targets)
@@ -166,7 +166,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
     def _look(self, context: Context, ready: OpenPipeline) -> dict[str, Any]:
         """What a plan would choose, without registering it."""
         pipeline = ready.pipeline
-        window, targets = window_of(context, pipeline), targets_of(context, pipeline)
+        window, targets = window_of(context), targets_of(context, pipeline)
         run_id = run_name(context, pipeline)
         bounds = None if window.open else (window.start_us, window.end_us)
         view = ready.meta.plans.find(run_id, [source.name for source in pipeline.sources], targets, bounds)

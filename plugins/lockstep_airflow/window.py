@@ -1,10 +1,11 @@
 """Which interval a DAG run covers.
 
-1. The params window_start and window_end of a triggered run, if given: the operator's choice wins.
-2. The run's data interval: scheduled and backfilled runs, and runs triggered with a logical date of the past.
+1. The params window_start and window_end, if given: the operator's choice wins.
+2. The data interval of a run that Airflow's schedule or a backfill has made.
 3. Neither: everything up to the moment the run was triggered. That moment belongs to the run, so that a retry means the
-   same. A run triggered without a logical date has no interval in Airflow 3; the trigger form fills in the current time
-   as the logical date, which means the same (`means_now`).
+   same. A triggered run's logical date and data interval say nothing: the form fills in the current time, and Airflow
+   derives an interval in one way for the form, and in another for its command line and other DAGs. Up to the trigger, a
+   run takes at least what somebody may have meant by a date or an interval of the past.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from datetime import datetime
 from typing import Any
 
 from cdc_core.errors import UsageError
-from cdc_core.model.windows import MICROSECONDS, Windows, from_us, parse_moment, to_us
+from cdc_core.model.windows import from_us, parse_moment, to_us
 
-FORM_OPEN_US = 600 * MICROSECONDS
-"""A logical date at most this long before the trigger was filled in by the form, which the user took time to submit."""
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 TARGETS = "targets"
@@ -74,35 +73,6 @@ def run_window(
             remedy=f"give a {WINDOW_END} after {WINDOW_START}, or leave both out",
         )
     return window
-
-
-def means_now(logical_date: datetime | None, asked_at: datetime, windows: Windows) -> bool:
-    """Whether a run triggered by hand means the current time: the trigger form fills in its logical date when it opens.
-
-    Not if the date is the edge of a window: an operator who means the window before it enters that.
-    """
-    if logical_date is None:
-        return True
-    date_us, asked_us = to_us(logical_date), to_us(asked_at)
-    start_us, end_us = windows.containing(date_us)
-    return date_us != start_us and (asked_us < end_us or asked_us - date_us <= FORM_OPEN_US)
-
-
-def interval_of(
-    logical_date: datetime, interval: tuple[datetime, datetime], asked_at: datetime, windows: Windows
-) -> tuple[datetime, datetime]:
-    """The interval of a run triggered with a logical date of the past: the last one that ends at or before that date.
-
-    Airflow's form and REST interface give it to the run. Its command line and TriggerDagRunOperator give the last one
-    before the trigger, whatever the date is; where that one begins at the date, it may have been asked for.
-    """
-    start, end = interval
-    given_us = to_us(start), to_us(end)
-    date_us, last_end_us = to_us(logical_date), windows.containing(to_us(asked_at))[0]
-    if given_us != windows.containing(last_end_us - 1) or date_us >= given_us[1] or date_us == given_us[0]:
-        return interval
-    start_us, end_us = windows.containing(windows.containing(date_us)[0] - 1)
-    return from_us(start_us), from_us(end_us)
 
 
 def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:

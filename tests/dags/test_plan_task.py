@@ -69,29 +69,21 @@ def test_only_a_run_without_a_window_asks_the_source_and_before_it_is_planned(
     assert plan(other) == ["create", "plan"]
 
 
-@pytest.mark.parametrize("kind", ["manual", "operator_triggered"])
-def test_a_run_that_is_triggered_without_a_date_goes_up_to_now_also_by_another_dag(
-    write_pipeline: Callable[..., Path], kind: str
-) -> None:
-    """TriggerDagRunOperator fills the current time in, and Airflow the last interval."""
-    pipeline = config.load(write_pipeline("shop"))
-    three, four, five, asked = (
-        datetime.fromisoformat(f"2026-01-01T{time}Z") for time in ("03:00:00", "04:00:00", "05:00:00", "05:12:07")
-    )
+@pytest.mark.parametrize("kind", ["manual", "operator_triggered", "asset_triggered", "asset_materialization"])
+def test_a_run_that_is_triggered_goes_up_to_now_whatever_date_and_interval_airflow_gives_it(kind: str) -> None:
+    four, five, asked = (datetime.fromisoformat(f"2026-01-01T{time}Z") for time in ("04:00:00", "05:00:00", "05:12:07"))
 
-    def window(logical_date: datetime | None) -> RunWindow:
-        run = SimpleNamespace(run_type=kind, logical_date=logical_date, run_after=asked, start_date=asked)
-        context: Any = {
-            "dag": DAG_OF_OURS,
-            "dag_run": run,
-            "params": {},
-            "data_interval_start": four,
-            "data_interval_end": five,
-        }
-        return window_of(context, pipeline)
+    def window(run_type: str, logical_date: datetime | None, **params: str) -> RunWindow:
+        run = SimpleNamespace(run_type=run_type, logical_date=logical_date, run_after=asked, start_date=asked)
+        interval = {"data_interval_start": four, "data_interval_end": five}
+        context: Any = {"dag": DAG_OF_OURS, "dag_run": run, "params": params, **interval}
+        return window_of(context)
 
-    assert window(asked) == window(None) == RunWindow(0, to_us(asked), open=True)
-    assert window(four.replace(minute=30)) == RunWindow(to_us(three), to_us(four))
+    for date in (None, asked, four, four.replace(minute=30)):
+        assert window(kind, date) == RunWindow(0, to_us(asked), open=True)
+    assert window(kind, four, window_end="2026-01-01T05:00:00Z") == RunWindow(0, to_us(five))
+    for scheduled in ("scheduled", "backfill"):
+        assert window(scheduled, four) == RunWindow(to_us(four), to_us(five))
 
 
 STAGED: dict[str, Any] = {"source": "shop_db", "pipeline": "shop", "tables": {"shop.orders": 3}}

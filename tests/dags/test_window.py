@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from cdc_core.errors import UsageError
-from cdc_core.model.windows import Windows, to_us
-from lockstep_airflow.window import RunWindow, chosen_targets, interval_of, means_now, run_window
+from cdc_core.model.windows import to_us
+from lockstep_airflow.window import RunWindow, chosen_targets, run_window
 
-THREE, FOUR, FIVE, SIX = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (3, 4, 5, 6))
+FOUR, FIVE, SIX = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (4, 5, 6))
 
 
 def test_the_data_interval_is_the_window_of_a_scheduled_run() -> None:
@@ -27,55 +27,6 @@ def test_what_the_operator_asks_for_wins_over_the_data_interval() -> None:
 
 def test_a_run_without_interval_takes_everything_up_to_the_moment_it_was_asked_for() -> None:
     assert run_window({}, None, None, FIVE) == RunWindow(0, to_us(FIVE), open=True)
-
-
-HOURLY, BY_MINUTE = Windows("0 * * * *"), Windows("* * * * *")
-
-
-@pytest.mark.parametrize(
-    ("logical_date", "asked_at", "windows", "now"),
-    [
-        (None, FIVE, HOURLY, True),
-        # The form's own: the moment at which it opened, to the millisecond.
-        (FIVE.replace(minute=12, second=7), FIVE.replace(minute=12, second=40), HOURLY, True),
-        (FIVE.replace(minute=1), FIVE.replace(minute=58), HOURLY, True),
-        (FIVE.replace(minute=59, second=50), SIX.replace(second=4), HOURLY, True),
-        (FIVE.replace(minute=12, second=7), FIVE.replace(minute=14), BY_MINUTE, True),
-        # Chosen: a window's edge, or a moment of the past.
-        (FIVE, FIVE.replace(minute=30), HOURLY, False),
-        (FIVE, FIVE.replace(second=20), HOURLY, False),
-        (FOUR.replace(minute=30), FIVE.replace(minute=30), HOURLY, False),
-        (FIVE.replace(minute=12, second=7), FIVE.replace(minute=30), BY_MINUTE, False),
-    ],
-)
-def test_the_logical_date_that_the_trigger_form_fills_in_means_now(
-    logical_date: datetime | None, asked_at: datetime, windows: Windows, now: bool
-) -> None:
-    assert means_now(logical_date, asked_at, windows) is now
-
-
-@pytest.mark.parametrize(
-    ("logical_date", "given", "asked_at", "interval"),
-    [
-        # By Airflow's command line: the last interval before the trigger.
-        (FOUR.replace(minute=30), (FIVE, SIX), SIX.replace(minute=10), (THREE, FOUR)),
-        (FOUR, (FIVE, SIX), SIX, (THREE, FOUR)),
-        (FIVE.replace(minute=30), (FIVE, SIX), SIX.replace(minute=10), (FOUR, FIVE)),
-        # By the form: the last one that ends at or before the date.
-        (FOUR.replace(minute=30), (THREE, FOUR), SIX.replace(minute=10), (THREE, FOUR)),
-        (SIX, (FIVE, SIX), SIX.replace(minute=10), (FIVE, SIX)),
-        # By the REST interface, which takes any.
-        (THREE, (FOUR, FIVE), SIX.replace(minute=10), (FOUR, FIVE)),
-        (FIVE, (FIVE, SIX), SIX.replace(minute=10), (FIVE, SIX)),
-    ],
-)
-def test_a_logical_date_of_the_past_means_the_last_interval_before_it_however_the_run_was_triggered(
-    logical_date: datetime,
-    given: tuple[datetime, datetime],
-    asked_at: datetime,
-    interval: tuple[datetime, datetime],
-) -> None:
-    assert interval_of(logical_date, given, asked_at, HOURLY) == interval
 
 
 def test_an_interval_without_length_counts_as_none() -> None:
