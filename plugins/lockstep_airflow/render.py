@@ -187,8 +187,7 @@ def _params(spec: DagSpec) -> dict[str, Param]:
             type=["null", "string"],
             format="date-time",
             title="Window end",
-            description="Empty: everything up to now, unless you change the Logical Date that this form fills in. "
-            "With a Logical Date in the past: the last interval that ends at or before it.",
+            description="Empty: everything up to the moment of triggering, whatever the Logical Date is.",
         ),
         DRY_RUN: Param(
             False,
