@@ -383,8 +383,7 @@ class Cutover:
 class Rollout:
     """script: the file's text. direction: up or down. prints: by server's version and logical table, the digests of the
     definition before the first statement and after each. ways: likewise, how each statement is executed. shards: by
-    logical table, the numbers of those that it was begun for. state: as
-    rollouts.py names them."""
+    logical table, the numbers of those that it was begun for. state: as rollouts.py names them."""
 
     rollout_id: str
     pipeline: str
