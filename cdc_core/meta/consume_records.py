@@ -94,7 +94,6 @@ class ConsumeRecords(Repository):
                         "taken": claim.taken,
                         "state": RecordState.STAGED,
                         "run_id": run_id,
-                        "attempts": 1,
                         "created_us": now,
                         "updated_us": now,
                     }
@@ -112,7 +111,6 @@ class ConsumeRecords(Repository):
                 )
                 .values(
                     run_id=run_id,
-                    attempts=_record.c.attempts + 1,
                     taken=bindparam("is_taken"),
                     last_error=None,
                     updated_us=now,
@@ -232,7 +230,6 @@ class ConsumeRecords(Repository):
                 "taken": False,
                 "state": RecordState.PURGED,
                 "run_id": _SEEDED,
-                "attempts": 0,
                 "created_us": now,
                 "updated_us": now,
             }

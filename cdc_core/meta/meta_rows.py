@@ -141,7 +141,6 @@ class RecordRow:
     taken: bool
     state: RecordState
     run_id: str
-    attempts: int
     last_error: str | None
     updated_us: int
 

@@ -286,7 +286,6 @@ consume_record = _table(
     _needed("taken", Boolean()),
     _needed("state", text(16)),
     _needed("run_id", text(RUN_ID)),
-    _needed("attempts", Integer()),
     Column("last_error", long_text()),
     _needed("created_us", BigInteger()),
     _needed("updated_us", BigInteger()),

@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 
 from cdc_core.config import ONE_TABLE, MysqlTable, MysqlTarget, Sharding
 from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.model.merged_columns import merged_type
 
 log = logging.getLogger(__name__)
 
@@ -172,15 +173,10 @@ def shard_function(sharding: Sharding) -> Callable[[pa.Array, int], Any]:
     return cast("Callable[[pa.Array, int], Any]", function)
 
 
-_WITHOUT_UNSIGNED = {
-    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0),
-}  # fmt: skip
-"""Runs have these types, verification others: a function may not give the same shard for both."""
-
-
 def _by_function(values: pa.Array, sharding: Sharding, count: int) -> npt.NDArray[np.int64]:
     work = shard_function(sharding)
-    values = values.cast(_WITHOUT_UNSIGNED.get(values.type, values.type))
+    # Runs have merged types, verification others: a function may not give the same shard for both.
+    values = values.cast(merged_type(values.type))
     try:
         shards = np.asarray(work(values, count))
     except Exception as error:  # the user's code may raise anything

@@ -44,9 +44,6 @@ class Expression:
         return frozenset(name.replace("``", "`").lower() for name in _NAMED.findall(self.text))
 
 
-NO_EXPRESSION = Expression("")
-
-
 @dataclass(frozen=True, slots=True)
 class ColumnDefinition:
     """default: LITERAL (its value is not here), NOW (the current time), EXPRESSION, or "" for none.
