@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.model.merged_columns import ORIGIN, REASON, MergedOp
-from cdc_core.model.row_versions import version_hex
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.run_plan import MergeTable
 from cdc_core.model.staged_columns import LITERAL, OP, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.targets.tables.text_columns import row_keys
+from cdc_core.targets.tables.text_columns import hex_text, row_keys
 from cdc_core.targets.writing.load import Unfit
 from spark_jobs.job import Job, log
 from spark_jobs.step_files import clear_tables, files_in, folders_in, rows_of
@@ -41,7 +41,7 @@ class _Filtered:
 
 
 def row_names(rows: pa.RecordBatch, key: Sequence[str]) -> pa.StringArray:
-    return pc.binary_join_element_wise(version_hex(rows), row_keys(rows, key), "")
+    return pc.binary_join_element_wise(hex_text(version_bytes(rows)), row_keys(rows, key), "")
 
 
 def name_of(unfit: Unfit) -> str:

@@ -44,7 +44,7 @@ def codes(values: pa.Array, *, bits: bool = False) -> Numbers:
     """A number for each value; -1: null. bits: -0.0 and 0.0 are different values, as in rows that are counted."""
     kind = values.type
     if pa.types.is_list(kind):
-        values = _bytes_of_lists(values)
+        values = bytes_of_lists(values)
     elif pa.types.is_floating(kind):
         values = values.view(pa.int64() if kind.bit_width == 64 else pa.int32()) if bits else pc.add(values, 0.0)
     elif pa.types.is_integer(kind):
@@ -55,12 +55,13 @@ def codes(values: pa.Array, *, bits: bool = False) -> Numbers:
     return filled(coded.indices)
 
 
-def _bytes_of_lists(values: pa.ListArray) -> pa.BinaryArray:
+def bytes_of_lists(values: pa.ListArray) -> pa.BinaryArray:
     """The bits of each list of numbers."""
     width = values.type.value_type.bit_width // 8
-    offsets = np.asarray(values.offsets) * width
-    numbers = values.values.buffers()[1]
-    made = pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets.astype(np.int32)), numbers])
+    numbers = values.values
+    offsets = (np.asarray(values.offsets) + numbers.offset) * width
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), numbers.buffers()[1]]
+    made = pa.Array.from_buffers(pa.binary(), len(values), buffers)
     return pc.if_else(values.is_valid(), made, pa.scalar(None, pa.binary()))
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.history.codes import Numbers, plain, whole
+from cdc_core.history.codes import Numbers, bytes_of_lists, plain, whole
 from cdc_core.history.events import FORMER, INHERITS
 from cdc_core.history.rule import TableRule
 from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TRUNCATE
@@ -125,11 +125,7 @@ def _hashes(column: pa.Array) -> Hashes:
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         hashes = _hashes_of_bytes(column.cast(pa.binary()))
     elif pa.types.is_list(kind):
-        width = kind.value_type.bit_width // 8
-        offsets = pa.py_buffer((np.asarray(column.offsets) * width).astype(np.int32))
-        hashes = _hashes_of_bytes(
-            pa.Array.from_buffers(pa.binary(), len(column), [None, offsets, column.values.buffers()[1]])
-        )
+        hashes = _hashes_of_bytes(bytes_of_lists(column))
     elif pa.types.is_boolean(kind):
         hashes = np.asarray(column.fill_null(False)).astype(np.uint64)
     else:

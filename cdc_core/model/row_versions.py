@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -14,45 +11,28 @@ from cdc_core.model.merged_columns import ORIGIN
 from cdc_core.model.staged_columns import ROW, SEQ, SOURCE, TS
 from cdc_core.model.version import encode_numbers
 
-_HEX = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), dtype=np.uint16)
-
-
-def version_hex(rows: pa.RecordBatch) -> pa.StringArray:
-    """The version of each row (model.version) as hex."""
-    numbers = _version_numbers(rows)
-    count = rows.num_rows
-    offsets = np.arange(0, (count + 1) * 48, 48, dtype=np.int32)
-    head = pa.StringArray.from_buffers(
-        count, pa.py_buffer(offsets.tobytes()), pa.py_buffer(_HEX[numbers.reshape(-1)].tobytes())
-    )
-    return pc.binary_join_element_wise(head, *_version_names(rows, lambda name: name.hex().upper(), pa.string()), "")
-
 
 def version_bytes(rows: pa.RecordBatch) -> pa.BinaryArray:
     """The version of each row (model.version)."""
-    numbers = _version_numbers(rows)
+    stamps = rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64())
+    numbers = encode_numbers(_ints(stamps), _ints(rows.column(SEQ)), _ints(rows.column(ROW)))
     count = rows.num_rows
     offsets = np.arange(0, (count + 1) * 24, 24, dtype=np.int32)
     head = pa.Array.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(numbers.tobytes())]
     )
-    return pc.binary_join_element_wise(head, *_version_names(rows, bytes, pa.binary()), b"")
+    return pc.binary_join_element_wise(head, *_version_names(rows), b"")
 
 
-def _version_numbers(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    stamps = rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64())
-    return encode_numbers(_ints(stamps), _ints(rows.column(SEQ)), _ints(rows.column(ROW)))
-
-
-def _version_names(rows: pa.RecordBatch, coded: Callable[[bytes], Any], kind: pa.DataType) -> list[pa.Array]:
+def _version_names(rows: pa.RecordBatch) -> list[pa.Array]:
     """What follows the numbers: the source and, where rows have it, the origin, after its zero byte."""
     sources = _dictionary(rows.column(SOURCE))
-    names = pa.array([coded(name.encode()) for name in sources.dictionary.to_pylist()], kind)
+    names = pa.array([name.encode() for name in sources.dictionary.to_pylist()], pa.binary())
     if ORIGIN not in rows.schema.names:
         return [names.take(sources.indices)]
     origins = _dictionary(rows.column(ORIGIN))
-    tails = pa.array([coded(b"\0" + name.encode()) for name in origins.dictionary.to_pylist()], kind)
-    return [names.take(sources.indices), pc.fill_null(tails.take(origins.indices), coded(b""))]
+    tails = pa.array([b"\0" + name.encode() for name in origins.dictionary.to_pylist()], pa.binary())
+    return [names.take(sources.indices), pc.fill_null(tails.take(origins.indices), b"")]
 
 
 def _dictionary(values: pa.Array) -> pa.DictionaryArray:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.history.guard import classify
 from cdc_core.model.merged_columns import RowClass
-from cdc_core.model.row_versions import version_hex
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.schema import parse_column_type
 from cdc_core.mysql.connections import Server, parse_url
 from cdc_core.targets.reading.table_facts import table_facts
@@ -184,7 +184,7 @@ class World:
             return winners
         rows = record_batch(judged, shard.columns)
         held = versions_of(self.session, shard.facts, rows, key=shard.key, freshness=None, scratch=scratch)
-        versions = [bytes.fromhex(version) for version in version_hex(rows).to_pylist()]
+        versions = version_bytes(rows).to_pylist()
         stale = {
             id(winner)
             for winner, had, version in zip(judged, held, versions, strict=True)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_core.history.codes import bytes_of_lists
 from cdc_core.model.staged_columns import LITERAL, LiteralEntries
 
 KEY_BYTES = 512
@@ -44,8 +45,10 @@ def _plain_text(values: pa.Array) -> pa.StringArray:
     kind = values.type
     if pa.types.is_string(kind):
         return values
+    if pa.types.is_list(kind):
+        return hex_text(bytes_of_lists(values.cast(pa.list_(pa.float32()))))
     if is_bytes(kind):
-        return _hex(values)
+        return hex_text(values.cast(pa.binary()))
     if pa.types.is_boolean(kind):
         return values.cast(pa.int8()).cast(pa.string())
     if pa.types.is_timestamp(kind):
@@ -60,23 +63,16 @@ def _plain_text(values: pa.Array) -> pa.StringArray:
     return values.cast(pa.string())
 
 
-def _hex(values: pa.Array) -> pa.StringArray:
-    width = 1
-    if pa.types.is_list(values.type):
-        items, width = values.values, 4
-        if not pa.types.is_float32(items.type):
-            items = items.cast(pa.float32())
-        raw = np.frombuffer(items.buffers()[1] or b"", dtype=np.uint8)[items.offset * 4 :]
-    else:
-        values = values.cast(pa.binary())
-        raw = np.frombuffer(values.buffers()[2] or b"", dtype=np.uint8)
+def hex_text(values: pa.BinaryArray) -> pa.StringArray:
+    """The hexadecimal digits of each value, in upper case."""
+    raw = np.frombuffer(values.buffers()[2] or b"", dtype=np.uint8)
     count = len(values)
     offsets = np.frombuffer(values.buffers()[1] or bytes(4), dtype=np.int32)[values.offset : values.offset + count + 1]
     if not count:
         return pa.array([], pa.string())
-    low, high = int(offsets[0]) * width, int(offsets[-1]) * width
+    low, high = int(offsets[0]), int(offsets[-1])
     data = _HEX[raw[low:high]].tobytes()
-    spread = ((offsets.astype(np.int64) * width - low) * 2).astype(np.int32)
+    spread = ((offsets.astype(np.int64) - low) * 2).astype(np.int32)
     nulls = values.is_valid()
     text = pa.StringArray.from_buffers(count, pa.py_buffer(spread.tobytes()), pa.py_buffer(data))
     return pc.if_else(nulls, text, pa.scalar(None, pa.string())) if values.null_count else text
@@ -86,15 +82,11 @@ def _with_literals(rows: pa.RecordBatch, name: str, text: pa.StringArray) -> pa.
     index = rows.schema.get_field_index(LITERAL)
     if index < 0 or rows.column(index).null_count == rows.num_rows:
         return text
-    literals = rows.column(index)
-    offsets = np.asarray(literals.offsets)
-    found = np.flatnonzero(np.asarray(pc.equal(literals.keys, name)))
-    found = found[(found >= offsets[0]) & (found < offsets[-1])]
-    if not len(found):
-        return text
+    entries = LiteralEntries.of(rows.column(index))
+    entries = entries.where(entries.among([name]))
     mask = np.zeros(rows.num_rows, dtype=bool)
-    mask[np.searchsorted(offsets, found, side="right") - 1] = True
-    return pc.replace_with_mask(text, pa.array(mask), literals.items.take(pa.array(found)))
+    mask[entries.row] = True
+    return pc.replace_with_mask(text, pa.array(mask), entries.text)
 
 
 def odd_literals(rows: pa.RecordBatch) -> list[tuple[int, str, bool]]:

@@ -29,7 +29,7 @@ import pymysql
 
 from cdc_core.errors import DataAtRisk, ValuesAbsent
 from cdc_core.model.merged_columns import ENDED_ORIGINS, MergedOp
-from cdc_core.model.row_versions import version_hex
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.staged_columns import OP, lacking
 from cdc_core.model.version import VERSION_BYTES
 from cdc_core.mysql.connections import SafeConnection, Server, connect, quote, sensible
@@ -44,6 +44,7 @@ from cdc_core.targets.tables.text_columns import (
     KEY_BYTES,
     column_text,
     escaped,
+    hex_text,
     is_bytes,
     joined,
     odd_literals,
@@ -234,7 +235,7 @@ class LoadFile:
             pc.any(pc.is_in(ops, pa.array([MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED]))).as_py()
         )
         self.only_upserts &= upserts.true_count == batch.num_rows
-        fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
+        fields = [escaped(keys), ops, hex_text(version_bytes(batch)), self._flags(batch)]
         if self.layout.shared:
             # An earlier run, whose write is being completed, may have had no origins.
             here = ENDED_ORIGINS in batch.schema.names

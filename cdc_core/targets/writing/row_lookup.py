@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from cdc_core.history.guard import TargetVersion
 from cdc_core.model.merged_columns import FORMER_SHARD_KEYS, KEY_CHAIN, SHARD_UNKNOWN, MergedOp
-from cdc_core.model.row_versions import version_hex
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, absent_text, lacking
 from cdc_core.model.version import newer_or_equal
 from cdc_core.targets.reading.destination import Destination, ShardSessions
@@ -75,7 +75,7 @@ def locate_rows(destination: Destination, sessions: ShardSessions, scratch: Path
     everywhere = np.array([_EVERY if at in unknown else shards[at] for at in asked])
     own = dict(zip(asked, held(rows.take(pa.array(asked)), everywhere), strict=True))
     older = held(links, np.full(links.num_rows, _EVERY) if destination.moving else destination.shard_numbers(links))
-    versions, departures = _versions(rows), _versions(links)
+    versions, departures = version_bytes(rows).to_pylist(), version_bytes(links).to_pylist()
     deletes = [op == MergedOp.DELETE for op in rows.column(OP).to_pylist()]
     fills: dict[int, Mapping[str, str | None]] = {}
     left: list[tuple[int, int]] = []
@@ -177,10 +177,6 @@ def _first(
 
 def _newest(one: ShardHolding, other: ShardHolding) -> ShardHolding:
     return one if newer_or_equal(one[1].row or b"", other[1].row or b"") else other
-
-
-def _versions(rows: pa.RecordBatch) -> list[bytes]:
-    return [bytes.fromhex(version) for version in version_hex(rows).to_pylist()]
 
 
 def _filled(rows: pa.RecordBatch, fills: Mapping[int, Mapping[str, str | None]]) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_core.history.guard import HeldVersions, TargetVersion, classify, classify_each, without_removed
-from cdc_core.model.row_versions import version_bytes, version_hex
+from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.staged_columns import ROW, SEQ, SOURCE, TS
 from cdc_core.model.version import Version, encode, newer_or_equal, newer_or_equal_each
 
@@ -53,7 +53,7 @@ def test_winners_are_classified_together_as_each_alone(
     assert list(zip(classes, [reason or "" for reason in reasons], strict=True)) == expected
 
 
-def test_the_version_of_a_row_is_the_same_as_bytes_and_as_hex() -> None:
+def test_the_versions_of_rows_are_those_of_their_changes() -> None:
     rows = pa.record_batch(
         {
             TS: pa.array([1_700_000_000_000_000, 2], pa.timestamp("us", tz="UTC")),
@@ -64,5 +64,4 @@ def test_the_version_of_a_row_is_the_same_as_bytes_and_as_hex() -> None:
     )
     expected = [encode(Version(1_700_000_000_000_000, 2**53 + 7, 3, "one")), encode(Version(2, 0, 9, "another"))]
     assert version_bytes(rows).to_pylist() == expected
-    assert [bytes.fromhex(text) for text in version_hex(rows).to_pylist()] == expected
     assert version_bytes(rows.slice(1)).to_pylist() == expected[1:]
