@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +45,7 @@ from cdc_core.targets.writing.row_lookup import LocatedRows, locate_rows
 from cdc_core.targets.writing.versions import versions_of
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import RUN_BYTES, write_run
+from spark_jobs.filtered_parts import FilteredPart, counts_of, later, latest_of
 from spark_jobs.job import Job, log
 from spark_jobs.staged_ends import StagedEnds
 from spark_jobs.step_files import clear_tables
@@ -53,16 +53,6 @@ from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.unfinished_writes import end_writes
 
 BATCH_ROWS = 50_000
-
-
-@dataclass(frozen=True, slots=True)
-class FilteredPart:
-    """What became of a file of merged rows. paths: in filtered/ and rejected/. classes: how many rows are of each.
-    latest: by source, the latest place in its log of what the target has instead of stale rows."""
-
-    paths: tuple[str, ...]
-    classes: Mapping[str, int]
-    latest: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +94,8 @@ def _marks(destination: Destination, sessions: ShardSessions) -> dict[str, int]:
     marks: dict[str, int] = {}
     for shard in destination.shards:
         with sessions.of(shard).cursor() as cursor:
-            marks = _later(marks, marks_of(cursor, shard.facts))
+            marks = later(marks, marks_of(cursor, shard.facts))
     return marks
-
-
-def _later(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {source: max(one.get(source, 0), other.get(source, 0)) for source in {**one, **other}}
 
 
 def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
@@ -152,7 +138,7 @@ def _judged(
         stale = pa.array(classes[rows] == RowClass.STALE)
         if stale.true_count:
             for versions in (held.rows, held.tombstones):
-                latest = _later(latest, latest_places(versions.filter(stale)))
+                latest = later(latest, latest_places(versions.filter(stale)))
     return Classified(_with_notes(batch, shards, classes.tolist(), reasons.tolist()), latest)
 
 
@@ -219,7 +205,7 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
 
     def rows_of(parts: Iterable[Classified]) -> Iterator[pa.RecordBatch]:
         for part in parts:
-            latest.update(_later(latest, part.latest))
+            latest.update(later(latest, part.latest))
             yield part.rows
 
     def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
@@ -281,15 +267,8 @@ def filter_tables(job: Job, tables: Sequence[MergeTable]) -> list[FilterCounts]:
     return [counts[table.table] for table in tables]
 
 
-def _truncates(job: Job) -> dict[str, tuple[bytes, ...]]:
-    """The versions of the run's truncates, by table."""
-    counts = job.merge_counts.values()
-    return {count.table: tuple(map(bytes.fromhex, count.truncates)) for count in counts}
-
-
 def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterCounts], dict[str, LockstepError]]:
     """The counts of each table, or the error that ended it."""
-    removing = _truncates(job)
     _clear(job, tables, kept=set())
     pieces: list[Piece[_MergedFile]] = []
     of_table: dict[str, list[int]] = {}
@@ -297,8 +276,8 @@ def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterC
         folders = job.filtered(table.table), job.rejected(table.table)
         paths = job.merged_files(table)
         of_table[table.table] = list(range(len(pieces), len(pieces) + len(paths)))
-        rows = table.rows // max(len(paths), 1)
-        pieces += [Piece(destination, rows, _MergedFile(path, *folders, removing[table.table])) for path in paths]
+        rows, removing = table.rows // max(len(paths), 1), job.merge_counts[table.table].removing
+        pieces += [Piece(destination, rows, _MergedFile(path, *folders, removing)) for path in paths]
 
     done = table_tasks.done(job, pieces, _filter_file)
     counts: dict[str, FilterCounts] = {}
@@ -308,19 +287,12 @@ def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterC
     for table in tables:
         parts, error = together(done[number] for number in of_table[table.table])
         if error is None:
-            error = staged.behind(reduce(_later, (part.latest for part in parts), {}), table.table, job.target.name)
+            error = staged.behind(latest_of(parts), table.table, job.target.name)
         if error:
             failed[table.table] = error
             continue
-        kept = {path for part in parts for path in part.paths}
-        every |= kept
-        classes = sum((Counter(part.classes) for part in parts), Counter[str]())
-        own = f"{job.filtered(table.table)}/"
-        counts[table.table] = FilterCounts(
-            table.table,
-            **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED},
-            files=tuple(path.removeprefix(own) for path in sorted(kept) if path.startswith(own)),
-        )
+        every.update(path for part in parts for path in part.paths)
+        counts[table.table] = counts_of(table.table, job.filtered(table.table), parts)
     _clear(job, [table for table in tables if table.table in counts], kept=every)
     return counts, failed
 

@@ -7,8 +7,7 @@ version. Files under filtered/ have the rows in the order of their key, with the
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,7 +17,8 @@ import pyarrow.parquet as pq
 from cdc_core.lake.data_files import in_order
 from cdc_core.lake.mirror import Mirror, judged
 from cdc_core.model.merged_columns import CLASS, FILTER_ONLY, REASON, RowClass
-from cdc_core.model.run_plan import FilterCounts, counts_path, counts_to_bytes
+from cdc_core.model.run_plan import counts_path, counts_to_bytes
+from spark_jobs.filtered_parts import FilteredPart, counts_of, latest_of
 from spark_jobs.job import Job, log
 from spark_jobs.lake_mirrors import keep_bases, open_mirrors
 from spark_jobs.staged_ends import StagedEnds
@@ -38,16 +38,6 @@ class _MergedRows:
     removing: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """latest: as `judged` has it."""
-
-    table: str
-    paths: tuple[str, ...]
-    classes: Mapping[str, int]
-    latest: Mapping[str, int]
-
-
 def apply_filter(job: Job) -> None:
     """Filters a set for a lake; writes counts.json last."""
     path = counts_path(job.plan.filtered_folder(job.target.name))
@@ -60,38 +50,28 @@ def apply_filter(job: Job) -> None:
         keep_bases(job, mirrors)
         places = {name: mirror.mirror for name, mirror in mirrors.items()}
 
-    def work(piece: _MergedRows, place: Place) -> Iterator[_Judged]:
-        yield _judged(places[piece.table], piece, place)
+    def work(piece: _MergedRows, place: Place) -> Iterator[tuple[str, FilteredPart]]:
+        yield piece.table, _judged(places[piece.table], piece, place)
 
     pieces = []
     for table in tables:
-        paths, removing = job.merged_files(table), job.merge_counts[table.table].truncates
+        paths, removing = job.merged_files(table), job.merge_counts[table.table].removing
         folders = job.filtered(table.table), job.rejected(table.table)
-        versions = tuple(map(bytes.fromhex, removing))
         pieces += [
-            _MergedRows(table.table, table.rows // len(paths), merged_path, *folders, versions) for merged_path in paths
+            _MergedRows(table.table, table.rows // len(paths), merged_path, *folders, removing) for merged_path in paths
         ]
     parts = all_results(in_tasks(job, pieces, in_place(job, work)))
     counts, staged = [], StagedEnds(job.store)
     for table in tables:
-        mine, own = [part for part in parts if part.table == table.table], f"{job.filtered(table.table)}/"
-        latest = {source: max(other.latest.get(source, 0) for other in mine) for part in mine for source in part.latest}
-        if (ahead := staged.behind(latest, table.table, name)) is not None:
+        mine = [part for of_table, part in parts if of_table == table.table]
+        if (ahead := staged.behind(latest_of(mine), table.table, name)) is not None:
             raise ahead
-        classes = sum((Counter(part.classes) for part in mine), Counter[str]())
-        files = sorted(path for part in mine for path in part.paths if path.startswith(own))
-        counts.append(
-            FilterCounts(
-                table.table,
-                **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED},
-                files=tuple(path.removeprefix(own) for path in files),
-            )
-        )
+        counts.append(counts_of(table.table, job.filtered(table.table), mine))
         log.info("run %s target %s: %s", plan.run_id, name, counts[-1])
     job.store.put(path, counts_to_bytes(counts))
 
 
-def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> _Judged:
+def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> FilteredPart:
     with place.store.open_input(piece.path) as file:
         winners = pq.read_table(file)
     rows, latest = judged(mirror, winners, piece.removing)
@@ -106,7 +86,7 @@ def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> _Judged:
         if some.num_rows or folder == piece.filtered:
             kept = in_order(some.drop_columns([other]), mirror.key)
             paths.append(place.files.write(folder, lambda file, kept=kept: _write(kept, file)))  # type: ignore[misc]
-    return _Judged(piece.table, tuple(paths), classes, latest)
+    return FilteredPart(tuple(paths), classes, latest)
 
 
 def _write(rows: pa.Table, file: object) -> None:

@@ -46,9 +46,6 @@ from spark_jobs.lake_mirrors import OpenMirror, lake, open_mirrors, require_base
 from spark_jobs.merge_rules import change_columns, files_of_events
 from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
 
-_FILE_BYTES_A_ROW = 20
-"""About, of staged files."""
-
 
 @dataclass(frozen=True, slots=True)
 class _RowsToWrite:
@@ -83,7 +80,7 @@ class _Staged:
 
     @property
     def rows(self) -> int:
-        return self.file.part.size_bytes // _FILE_BYTES_A_ROW
+        return self.file.about_rows
 
 
 @dataclass(slots=True)
@@ -182,7 +179,7 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
         paths = job.filtered_files(table)
         pieces += [_RowsToWrite(table.table, table.rows // len(paths), path) for path in paths]
         mirror = places[table.table]
-        removing = tuple(map(bytes.fromhex, job.merge_counts[table.table].truncates))
+        removing = job.merge_counts[table.table].removing
         # The mirror may have rows of before a TRUNCATE that the tombstones know: it was rolled back alone, or the run
         # that knew it was killed between the two.
         pieces += [_Truncated(table.table, file, False, removing) for file in mirror.live if removing]
@@ -280,7 +277,7 @@ def _changes(
     due: dict[Table, ChangeDue] = {}
     pieces: list[_Rewriting | _Ended] = []
     for name, files in written.items():
-        mirror, truncates = mirrors[name].mirror, tuple(map(bytes.fromhex, job.merge_counts[name].truncates))
+        mirror, truncates = mirrors[name].mirror, job.merge_counts[name].removing
         places |= {(name, 0): mirror.rows, (name, 1): mirror.tombstones}
         ended = left_to_truncates(files.ended, files.gone)
         pieces += [_Ended(name, each, ended[each.path], truncates) for each in mirror.live if each.path in ended]

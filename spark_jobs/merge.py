@@ -48,8 +48,6 @@ THREADS = 4
 """The driver's threads: it waits for the stage."""
 LOOKED_AT_ROWS, LOOKED_AT_GROUPS = 1_000_000, 64
 """About so many keys, of so many row groups, say where a large table's parts are cut."""
-_FILE_BYTES_A_ROW = 20
-"""About, to weigh files against what a file costs in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +211,7 @@ class _Read:
 
     @property
     def rows(self) -> int:
-        return self.file.part.size_bytes // self.file.share[1] // _FILE_BYTES_A_ROW
+        return self.file.about_rows
 
 
 def _whole(store: ObjectStore, files: StepFiles, table: _Table) -> _Merged:

@@ -328,6 +328,11 @@ class MergeCounts:
     truncates: tuple[str, ...] = ()
     files: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
+    @property
+    def removing(self) -> tuple[bytes, ...]:
+        """The versions of `truncates`."""
+        return tuple(map(bytes.fromhex, self.truncates))
+
 
 @dataclass(frozen=True, slots=True)
 class FilterCounts:

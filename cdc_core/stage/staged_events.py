@@ -22,6 +22,8 @@ _FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
 """The bounds of a batch that is read before its size is known: a file may hold a long value once for many rows."""
 _GATHERED_ROWS, _GATHERED_BYTES_A_ROW = 1 << 18, 1 << 7
 """The bounds of events that are given at once."""
+_FILE_BYTES_A_ROW = 20
+"""About, of staged files."""
 _NUMBER_BYTES, _BYTES_OF_CHARACTER = 16, 4
 SHARE_BYTES, MOST_SHARES = 4 << 20, 8
 """The least of a file that is read by a task of its own, and by how many tasks one is read: each of them fetches the
@@ -46,6 +48,11 @@ class FileOfEvents:
     begins: tuple[int, ...] = ()
     emptied: Mapping[str, int] = field(default_factory=dict)
     share: tuple[int, int] = (0, 1)
+
+    @property
+    def about_rows(self) -> int:
+        """About how many rows are read, to weigh files against what a file costs in any case."""
+        return self.part.size_bytes // self.share[1] // _FILE_BYTES_A_ROW
 
     def shares(self, most: int) -> list[FileOfEvents]:
         """The file as several that have about as many rows each, or itself if it is small."""
