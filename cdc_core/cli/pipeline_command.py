@@ -64,11 +64,11 @@ class PipelineCall:
         self.output.answer({"pipeline": self.pipeline.pipeline, **document}, *shown)
 
     def sources(self, wanted: Sequence[str] | None) -> list[str]:
-        """The names of the wanted sources, or of all. Raises UsageError (usage.argument)."""
+        """The names of the wanted sources, or of all. Raises UsageError (usage.unknown_name)."""
         return choose([source.name for source in self.pipeline.sources], wanted, "source", "--source")
 
     def targets(self, wanted: Sequence[str] | None) -> list[str]:
-        """The names of the wanted targets, or of all. Raises UsageError (usage.argument)."""
+        """The names of the wanted targets, or of all. Raises UsageError (usage.unknown_name)."""
         return choose([target.name for target in self.pipeline.targets], wanted, "target", "--target")
 
     def databases(self, wanted: Sequence[str] | None) -> list[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from cdc_core.errors import UsageError
+from cdc_core.model.choices import choose
 from lockstep_airflow.specs import BY_HAND, HOUSEKEEPING, PIPELINE, dag_id_of
 from lockstep_airflow.window import (
     ABANDON,
@@ -31,7 +32,6 @@ from lockstep_airflow.window import (
     WINDOW_END,
     WINDOW_START,
     RunWindow,
-    chosen_targets,
     moment_us,
     run_window,
 )
@@ -71,7 +71,11 @@ def asked_at(context: Context) -> datetime:
 
 def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:
     """The targets that the DAG run is for. Raises UsageError (usage.unknown_name)."""
-    return chosen_targets(_params(context), tuple(target.name for target in pipeline.targets))
+    return _targets(pipeline, _params(context).get(TARGETS), TARGETS)
+
+
+def _targets(pipeline: Pipeline, wanted: Sequence[str] | None, param: str) -> tuple[str, ...]:
+    return tuple(choose([target.name for target in pipeline.targets], wanted, "target", f"param {param}"))
 
 
 def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> Selection:
@@ -94,26 +98,20 @@ def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: Object
 def copy_params(context: Context, pipeline: Pipeline) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Sources that a run of the snapshot DAG is for, and the tables that it names, none for all that are pending.
 
-    Raises UsageError (usage.argument).
+    Raises UsageError (usage.argument, usage.unknown_name).
     """
     params = _params(context)
-    names = tuple(configured.name for configured in pipeline.sources)
-    source, tables = params.get(SOURCE) or "", tuple(dict.fromkeys(params.get(TABLES) or ()))
-    if source and source not in names:
-        raise UsageError(
-            f"The pipeline has no source {source!r}.",
-            where=f"param {SOURCE}",
-            code="usage.argument",
-            remedy=f"choose from {', '.join(names)}, or leave it empty for all",
-        )
-    if tables and not source and len(names) > 1:
+    source, tables = params.get(SOURCE), tuple(dict.fromkeys(params.get(TABLES) or ()))
+    known = [configured.name for configured in pipeline.sources]
+    names = choose(known, [source] if source else None, "source", f"param {SOURCE}")
+    if tables and len(names) > 1:
         raise UsageError(
             f"The pipeline has {len(names)} sources, and {TABLES} names tables of one of them.",
             where=f"param {SOURCE}",
             code="usage.argument",
             remedy=f"choose one of {', '.join(names)}",
         )
-    return ((source,) if source else names), tables
+    return tuple(names), tables
 
 
 def copy_readers(context: Context) -> int | None:
@@ -136,14 +134,11 @@ class Asked:
 def verify_params(context: Context, pipeline: Pipeline) -> Asked:
     """Raises UsageError (usage.unknown_name)."""
     params = _params(context)
-    names = tuple(target.name for target in pipeline.targets)
     target = params.get(TARGET)
-    fed = tuple(configured.name for configured in pipeline.targets)
-    chosen = chosen_targets({TARGETS: [target]}, names) if target else fed
     tables = tuple(dict.fromkeys(params.get(TABLES) or ()))
     repair = params.get(REPAIR)
     return Asked(
-        chosen,
+        _targets(pipeline, [target] if target else None, TARGET),
         tables,
         str(params.get(MODE) or pipeline.verify.mode),
         bool(params.get(RESTART)),

@@ -75,21 +75,6 @@ def run_window(
     return window
 
 
-def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The targets that the run is for, in the pipeline's order; all by default. Raises UsageError
-    (usage.unknown_name)."""
-    chosen = tuple(params.get(TARGETS) or known)
-    unknown = [name for name in chosen if name not in known]
-    if unknown:
-        raise UsageError(
-            f"The pipeline has no target {unknown[0]!r}.",
-            where=f"param {TARGETS}",
-            code="usage.unknown_name",
-            remedy=f"choose from {', '.join(known)}, or leave it empty for all",
-        )
-    return tuple(name for name in known if name in chosen)
-
-
 def moment_us(params: Mapping[str, Any], name: str) -> int | None:
     """A param that holds a moment; None if it is empty. Raises UsageError (usage.argument)."""
     text = params.get(name)

@@ -451,7 +451,7 @@ def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
     orders = f"{shop.name}.orders"
     assert lockstep("target", "fence", "shop.yaml", "--raise", " ", code=2).error["code"] == "usage.argument"
     typo = lockstep("target", "fence", "shop.yaml", "--raise", "switched", "--table", "order", code=2)
-    assert (typo.error["code"], orders in typo.error["remedy"]) == ("usage.argument", True)
+    assert (typo.error["code"], orders in typo.error["remedy"]) == ("usage.unknown_name", True)
     (fence,) = lockstep("target", "fence", "shop.yaml", "--raise", "switched").document["fences"]
     assert (fence["table"], fence["fence"]) == (orders, "switched")
     assert "target.fenced" in failed(lockstep("check", "shop.yaml", code=3))

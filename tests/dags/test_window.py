@@ -8,7 +8,7 @@ import pytest
 
 from cdc_core.errors import UsageError
 from cdc_core.model.windows import to_us
-from lockstep_airflow.window import RunWindow, chosen_targets, run_window
+from lockstep_airflow.window import RunWindow, run_window
 
 FOUR, FIVE, SIX = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (4, 5, 6))
 
@@ -50,10 +50,3 @@ def test_a_window_that_means_nothing_is_refused(params: dict[str, str]) -> None:
     with pytest.raises(UsageError) as raised:
         run_window(params, FOUR, FIVE, SIX)
     assert raised.value.code == "usage.argument"
-
-
-def test_targets_are_all_by_default_and_keep_the_order_of_the_file() -> None:
-    assert chosen_targets({"targets": None}, ("a", "b")) == ("a", "b")
-    assert chosen_targets({"targets": ["b", "a"]}, ("a", "b", "c")) == ("a", "b")
-    with pytest.raises(UsageError, match="no target 'x'"):
-        chosen_targets({"targets": ["x"]}, ("a",))

@@ -16,6 +16,7 @@ from cdc_core.config import IcebergTarget, MysqlTarget
 from cdc_core.errors import DataAtRisk, FilesLost, Refused, UsageError
 from cdc_core.meta import LedgerRow, Meta
 from cdc_core.meta.meta_rows import NOTHING_LOST
+from cdc_core.meta.run_register import require_plan
 from cdc_core.meta.task_failures import GATES, LOST_WRITES
 from cdc_core.model.run_plan import (
     Counts,
@@ -29,7 +30,6 @@ from cdc_core.model.run_plan import (
     quality_report,
 )
 from cdc_core.operations.apply import ledger, left_out, lost_writes
-from cdc_core.operations.apply.plan import require_registered
 from cdc_core.operations.apply.set_aside import forget_replaced
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage.objects import ObjectStore
@@ -83,7 +83,7 @@ def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
 
     Raises Refused (run.clear_task).
     """
-    _require_same_plan(meta, plan)
+    require_plan(meta.runs.find(plan.run_id), plan.run_id, plan.path, plan.digest)
     claimed = plan.claimed(target)
     moved = meta.runs.mark_applied(plan.run_id, target, claimed) if claimed else 0
     log.info("run %s: target %s: %d records applied", plan.run_id, target, moved)
@@ -104,7 +104,7 @@ def commit(opened: OpenPipeline, plan: RunPlan, target: str) -> CommitSummary:
             code="usage.argument",
             remedy="name the pipeline that the run was planned for",
         )
-    _require_same_plan(opened.meta, plan)
+    require_plan(opened.meta.runs.find(plan.run_id), plan.run_id, plan.path, plan.digest)
     batches, claimed = plan.target(target).batches, plan.claimed(target)
     closed = opened.meta.ledgers.find(plan.run_id, target)
     if not batches or (closed and all(record.state.consumed for record in opened.meta.records.find(target, claimed))):
@@ -196,10 +196,6 @@ def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[Ledge
     entries = ledger.close(plan, target, merged, filtered, written)
     _require_quality(store, plan, target)
     return entries, written
-
-
-def _require_same_plan(meta: Meta, plan: RunPlan) -> None:
-    require_registered(meta.runs.find(plan.run_id), plan)
 
 
 def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:

@@ -24,9 +24,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import BatchesTaken, DataAtRisk, Refused, RetryLater, UsageError
-from cdc_core.meta import BatchRow, Meta, PlanView, RunRow
+from cdc_core.meta import BatchRow, Meta, PlanView
 from cdc_core.meta.meta_rows import Claim, FileRow, PlannedRun
 from cdc_core.meta.run_register import require_plan
+from cdc_core.model.choices import choose
 from cdc_core.model.run_plan import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.windows import CLOCK_TOLERANCE_US, from_us
@@ -93,13 +94,8 @@ def load(meta: Meta, store: ObjectStore, run_id: str) -> RunPlan:
             remedy="clear the run from its plan task on",
         )
     made = RunPlan.from_bytes(store.get(run.plan_path))
-    require_registered(run, made)
+    require_plan(run, run_id, made.path, made.digest)
     return made
-
-
-def require_registered(run: RunRow | None, plan: RunPlan) -> None:
-    """run: what meta has of the plan's run. Raises Refused (run.clear_task)."""
-    require_plan(run, plan.run_id, plan.path, plan.digest)
 
 
 def check_run_id(run_id: str) -> None:
@@ -124,16 +120,8 @@ def _checked(
             code="usage.argument",
             remedy="give a start before the end, both in UTC",
         )
-    by_name = {target.name: target for target in pipeline.targets}
-    unknown = [name for name in targets or () if name not in by_name]
-    if unknown:
-        raise UsageError(
-            f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r}.",
-            where="targets",
-            code="usage.unknown_name",
-            remedy=f"choose one of: {', '.join(by_name) or '(it has none)'}",
-        )
-    return tuple(by_name.values()) if targets is None else tuple(by_name[name] for name in dict.fromkeys(targets))
+    names = [target.name for target in pipeline.targets]
+    return tuple(map(pipeline.target, choose(names, targets, "target", "targets")))
 
 
 def _plan(

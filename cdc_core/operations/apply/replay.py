@@ -24,6 +24,7 @@ from cdc_core.config import Pipeline, Target
 from cdc_core.errors import PlanOutdated, Refused, UsageError
 from cdc_core.meta import BatchRow, Meta, PlanView, RunState
 from cdc_core.meta.meta_rows import PlannedRun
+from cdc_core.model.choices import choose
 from cdc_core.model.position import order_key
 from cdc_core.model.run_plan import RunPlan
 from cdc_core.model.windows import from_us
@@ -225,15 +226,8 @@ def chosen(opened: OpenPipeline, selection: Selection) -> PlanView:
 
 def _target(pipeline: Pipeline, selection: Selection) -> Target:
     """The target with the rules of the selected tables alone."""
-    targets = {target.name: target for target in pipeline.targets}
-    target = targets.get(selection.target)
-    if target is None:
-        raise UsageError(
-            f"The pipeline {pipeline.pipeline!r} has no target {selection.target!r}.",
-            where="targets",
-            code="usage.unknown_name",
-            remedy=f"choose one of: {', '.join(targets) or '(it has none)'}",
-        )
+    (name,) = choose([target.name for target in pipeline.targets], [selection.target], "target", "targets")
+    target = pipeline.target(name)
     if not selection.tables:
         return target
     rules = {name: target.table(name) for name in selection.tables}

@@ -27,10 +27,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.meta import Lease, Meta, RunState
 from cdc_core.meta.table_copies import copier_of
 from cdc_core.model.batch import Manifest
+from cdc_core.model.choices import choose
 from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
 from cdc_core.model.run_plan import PLAN, RUNS, run_root
@@ -233,14 +234,7 @@ def _positions(sources: Sequence[PurgedSource]) -> dict[str, Position]:
 
 def seeded(opened: OpenPipeline, target: str) -> int:
     """A target counts as one that holds all that was purged; the number of those batches that meta knows."""
-    taking = [configured.name for configured in opened.pipeline.targets]
-    if target not in taking:
-        raise UsageError(
-            f"The pipeline {opened.name!r} has no target {target!r}.",
-            where="--seeded",
-            code="usage.unknown_name",
-            remedy=f"choose one of: {', '.join(taking) or '(it has none)'}",
-        )
+    choose([configured.name for configured in opened.pipeline.targets], [target], "target", "--seeded")
     with turn_at(opened) as turn:
         added = 0
         for source in opened.pipeline.sources:

@@ -141,14 +141,14 @@ def test_a_name_leads_to_the_file_in_the_pipelines_folder_or_else_to_the_one_her
 def test_a_source_or_time_that_is_not_there_is_refused_before_anything_happens(
     lockstep: Lockstep, pipeline: Path
 ) -> None:
-    for arguments in (
-        ["--source", "other"],
-        ["--until", "yesterday"],
-        ["--until", "2026-01-01T00:00:00"],
-        ["--follow", "--until", "2026-01-01T00:00:00Z"],
+    for arguments, code in (
+        (["--source", "other"], "usage.unknown_name"),
+        (["--until", "yesterday"], "usage.argument"),
+        (["--until", "2026-01-01T00:00:00"], "usage.argument"),
+        (["--follow", "--until", "2026-01-01T00:00:00Z"], "usage.argument"),
     ):
         done = lockstep("extract", pipeline, *arguments, "--json")
-        assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "usage.argument")
+        assert (done.code, json.loads(done.out)["error"]["code"]) == (2, code)
     assert not (pipeline.parent / "meta.db").exists()
 
 
