@@ -62,7 +62,8 @@ def run(pipeline: str | Path, *, targets: Sequence[str] | None = None, until: da
 
 
 def _chosen(names: Sequence[str], wanted: Sequence[str] | None, what: str) -> list[str]:
-    """Raises UsageError (usage.argument) for other names, and for none: who computes them must not get all."""
+    """Raises UsageError (usage.unknown_name) for other names, and (usage.argument) for none: who computes them must not
+    get all."""
     if wanted is not None and not wanted:
         raise UsageError(
             f"No {what} is named.", where=f"{what}s", code="usage.argument", remedy="name some, or pass None for all"
