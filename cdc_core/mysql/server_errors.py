@@ -69,6 +69,8 @@ _KINDS = {number: kind for kind in ErrorKind for number in kind.value}
 RETRIED = frozenset({ErrorKind.GONE, ErrorKind.BUSY, ErrorKind.PASSING})
 NO_TABLE = frozenset({1049, 1146})
 """A database or table that does not exist."""
+LOCKED = frozenset({1205, 1213})
+"""A wait for a lock that took too long, and a deadlock."""
 
 _EXPIRED = "change the account's password (ALTER USER … IDENTIFIED BY …), and put the new one into the connection"
 _BLOCKED = (

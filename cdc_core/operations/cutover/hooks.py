@@ -18,25 +18,16 @@ not. After any other code, or no end in time, only a person can find out what ha
 from __future__ import annotations
 
 import logging
-import os
-import shlex
-import shutil
-import signal
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from enum import StrEnum
-from typing import IO
 
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import RetryLater
+from cdc_core.operations.user_command import run_command
 
 log = logging.getLogger(__name__)
 
 STOP, RELEASE, SWITCH = "stop", "release", "switch"
 NOT_SWITCHED = 3
-_SHOWN = 300
-_READ_BYTES = 4096
 
 
 class Answer(StrEnum):
@@ -78,72 +69,20 @@ def switch(command: str, told: Mapping[str, str], timeout_s: float) -> tuple[Ans
     return answer, f"{_ended(code)}{f': {said}' if said else ''}"
 
 
-def require_callable(command: str) -> None:
-    """Looks for a command as a call would, and does not call it. Raises Refused (hook.missing)."""
-    try:
-        (program, *_) = shlex.split(command)
-    except ValueError as error:  # a quotation mark without another one, or nothing
-        raise _not_run(str(error), "cutover.switch_with, cutover.stop_with") from None
-    if shutil.which(program, path=os.environ.get("PATH")) is None:
-        raise _not_run(f"there is no program {program}", "cutover.switch_with, cutover.stop_with")
-
-
-def _shortened(said: str) -> str:
-    return " ".join(said.split())[-_SHOWN:]
-
-
 def _ended(code: int | None) -> str:
     return "no answer in time" if code is None else f"code {code}"
 
 
 def _run(command: str, told: Mapping[str, str], timeout_s: float) -> tuple[int | None, str]:
     """The code of its end, None if it had to be ended, and what it said last."""
-    told = {**told, "LOCKSTEP_CUTOVER_TIMEOUT_S": f"{timeout_s:.1f}"}
-    # A file, and not a pipe, which would not end before what the command leaves running, such as a proxy.
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(
-                shlex.split(command),
-                env={**os.environ, **told},
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        except (OSError, ValueError, IndexError) as error:
-            where = f"cutover.{'switch' if told['LOCKSTEP_CUTOVER_PHASE'] == SWITCH else 'stop'}_with"
-            raise _not_run(getattr(error, "strerror", None) or str(error), where) from None
-        code: int | None
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _killed(process)
-            code = None
-        except BaseException:  # a signal
-            if told["LOCKSTEP_CUTOVER_PHASE"] != SWITCH:  # what stops the application must not do so after its release
-                _killed(process)
-            raise
-        said = _last_said(output)
-    log.info("%s: %s: %s", told["LOCKSTEP_CUTOVER_PHASE"], _ended(code), said)
-    return code, said
-
-
-def _not_run(why: str, where: str) -> Refused:
-    return Refused(
-        f"The command cannot be run: {why}.",
-        where=where,
-        code="hook.missing",
-        remedy="give the path of a program and its arguments in one text",
+    phase = told["LOCKSTEP_CUTOVER_PHASE"]
+    code, said = run_command(
+        command,
+        {**told, "LOCKSTEP_CUTOVER_TIMEOUT_S": f"{timeout_s:.1f}"},
+        f"cutover.{'switch' if phase == SWITCH else 'stop'}_with",
+        timeout_s=timeout_s,
+        # What stops the application must not do so after its release.
+        outlives_signals=phase == SWITCH,
     )
-
-
-def _last_said(output: IO[bytes]) -> str:
-    output.seek(max(0, output.seek(0, os.SEEK_END) - _READ_BYTES))
-    return _shortened(output.read(_READ_BYTES).decode("utf-8", "replace"))
-
-
-def _killed(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
+    log.info("%s: %s: %s", phase, _ended(code), said)
+    return code, said

@@ -21,12 +21,11 @@ import pymysql
 
 from cdc_core.errors import RetryLater
 from cdc_core.mysql.connections import SafeConnection, connect, quote, resolve
-from cdc_core.mysql.server_errors import number_of
+from cdc_core.mysql.server_errors import LOCKED, number_of
 from cdc_core.targets.bookkeeping.gates import Places
 from cdc_core.targets.reading.target_faults import translated, translating
 
 LOCK_WAIT_S = 2
-_LOCKED = frozenset({1205, 1213})
 _PAUSE_S = 0.2
 
 
@@ -57,7 +56,7 @@ class Locks:
                 with self._alone, self._usable(self._sessions[reference]).cursor() as cursor:
                     cursor.execute(statement)
             except pymysql.err.MySQLError as error:
-                if number_of(error) not in _LOCKED:
+                if number_of(error) not in LOCKED:
                     raise translated(error, where=reference) from None
                 self._give_back()
                 return reference

@@ -12,12 +12,12 @@ from cdc_core.model.position import Position
 from cdc_core.operations.check.findings import CheckFinding, Findings
 from cdc_core.operations.cutover.catching_up import catch_up
 from cdc_core.operations.cutover.cutover_states import State
-from cdc_core.operations.cutover.hooks import require_callable
 from cdc_core.operations.cutover.proof import Since, verify_again
 from cdc_core.operations.cutover.readiness import failed, look
 from cdc_core.operations.cutover.unstaged import StagedTables
 from cdc_core.operations.cutover.valid_evidence import found_since, lacking
 from cdc_core.operations.cutover.work import CutoverWork, Tables
+from cdc_core.operations.user_command import require_callable
 from cdc_core.operations.verify import evidence
 from cdc_core.operations.verify.modes import Mode
 from cdc_core.operations.verify.verifier import verify_target
@@ -35,9 +35,9 @@ def require_hooks(work: CutoverWork) -> None:
             remedy="name a command in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
             "docs/move.md says what it gets and returns",
         )
-    for hook in (work.options.switch_with, work.options.stop_with):
-        if hook is not None:
-            require_callable(hook)
+    for name in ("switch_with", "stop_with"):
+        if (hook := getattr(work.options, name)) is not None:
+            require_callable(hook, f"cutover.{name}")
 
 
 @dataclass(frozen=True, slots=True)

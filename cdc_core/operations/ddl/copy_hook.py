@@ -13,19 +13,16 @@ Either may be called again after a kill; whether a shard has its new definition,
 from __future__ import annotations
 
 import logging
-import os
-import shlex
-import subprocess
 
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import RetryLater
 from cdc_core.mysql.connections import Server
 from cdc_core.operations.ddl.script import ScriptStatement
+from cdc_core.operations.user_command import run_command
 from cdc_core.targets.reading.sharding import ShardTable
 
 log = logging.getLogger(__name__)
 
 START, COMPLETE = "start", "complete"
-_SHOWN = 300
 
 
 def call(command: str, phase: str, place: ShardTable, server: Server, statement: ScriptStatement) -> None:
@@ -46,31 +43,12 @@ def call(command: str, phase: str, place: ShardTable, server: Server, statement:
         "LOCKSTEP_DDL_CLAUSES": statement.clauses,
         "LOCKSTEP_DDL_SHARD": str(place.shard),
     }
-    try:
-        done = subprocess.run(
-            shlex.split(command),
-            env={**os.environ, **variables},
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-    except (OSError, ValueError, IndexError) as error:
-        raise Refused(
-            f"The command for copies cannot be run: {getattr(error, 'strerror', None) or error}.",
-            where="--copy-with",
-            code="hook.missing",
-            remedy="give the path of a program and its arguments in one text",
-        ) from None
-    said = done.stderr or done.stdout
-    for secret in filter(None, (server.password, server.tls.key_password)):
-        said = said.replace(secret, "***")
-    said = " ".join(said.split())
-    log.info("%s: %s: exit %d: %s", place.name, phase, done.returncode, said[-_SHOWN:])
-    if done.returncode:
+    secrets = server.password, server.tls.key_password
+    code, said = run_command(command, variables, "--copy-with", secrets=secrets)
+    log.info("%s: %s: exit %s: %s", place.name, phase, code, said)
+    if code:
         raise RetryLater(
-            f"The command for copies ended with {done.returncode} for {place.name} ({phase}): {said[-_SHOWN:]}",
+            f"The command for copies ended with {code} for {place.name} ({phase}): {said}",
             where=place.name,
             code="hook.failed",
             remedy="fix what the tool reports; `lockstep ddl resume` with the same --copy-with calls it again",

@@ -30,7 +30,7 @@ from cdc_core.meta.meta_rows import Rollout
 from cdc_core.meta.rollouts import OPEN, alterer_of, unfinished
 from cdc_core.model.readable import counted
 from cdc_core.mysql.connections import connect, resolve
-from cdc_core.mysql.server_errors import number_of
+from cdc_core.mysql.server_errors import LOCKED, number_of
 from cdc_core.operations.apply.plan import schemas_of
 from cdc_core.operations.ddl import copy_hook
 from cdc_core.operations.ddl.fingerprint import DefinitionFingerprint, fingerprint
@@ -47,7 +47,6 @@ from cdc_core.targets.writing.load import altering_session
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 2
-_LOCKED = frozenset({1205, 1213})
 _PAUSE_S = 0.5
 
 
@@ -458,7 +457,7 @@ def _execute(
             if number in NOT_THIS_WAY and at + 1 < len(ways):
                 at += 1
                 continue
-            if number not in _LOCKED:
+            if number not in LOCKED:
                 if known(error) and not is_row_error(error):
                     raise translated(error, where=place.name) from None
                 raise refused(error, place, statement) from None

@@ -41,7 +41,7 @@ import pymysql
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.readable import counted, some_of
 from cdc_core.mysql.connections import SafeConnection, quote, resolve
-from cdc_core.mysql.server_errors import number_of
+from cdc_core.mysql.server_errors import LOCKED, number_of
 from cdc_core.mysql.session_settings import OWN_WRITES
 from cdc_core.targets.bookkeeping.table_states import GATES, create, read
 from cdc_core.targets.reading.target_faults import translated
@@ -307,7 +307,7 @@ def _explained(error: pymysql.err.MySQLError, reference: str) -> LockstepError:
             remedy="nothing was switched. SET GLOBAL log_bin_trust_function_creators = ON; or grant SUPER to the "
             "account",
         )
-    if number in (1205, 1213):
+    if number in LOCKED:
         return RetryLater(
             "Gates could not be created, closed or opened: a transaction uses a table, or has not ended after a gate "
             "refused it, or a backup keeps triggers from being created.",

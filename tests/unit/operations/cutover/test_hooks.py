@@ -10,6 +10,7 @@ import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.operations.cutover import hooks
+from cdc_core.operations.user_command import require_callable
 from tests.lab.refusals import raises
 
 
@@ -38,5 +39,5 @@ def test_a_command_is_told_what_to_do_and_how_long_it_may_take(tmp_path: Path) -
 @pytest.mark.parametrize("command", ["./nowhere.sh", "nowhere --fast", "'", " "])
 def test_a_command_that_is_not_there_is_refused_before_anything_begins(command: str) -> None:
     with raises(Refused, "hook.missing"):
-        hooks.require_callable(command)
-    hooks.require_callable("sh -c true")
+        require_callable(command, "cutover.switch_with")
+    require_callable("sh -c true", "cutover.switch_with")
