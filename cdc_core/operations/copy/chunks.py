@@ -13,7 +13,7 @@ import pymysql
 
 from cdc_core.model.schema import TableSchema
 from cdc_core.mysql.connections import answers, quote
-from cdc_core.operations.copy.key_ranges import Key, after, downwards, literals, numbered, ordered, selected, up_to
+from cdc_core.operations.copy.key_ranges import Key, between, downwards, literals, numbered, ordered, selected
 from cdc_core.source.host.server_facts import as_text, query
 
 _LEAST_ROWS, _MOST_ROWS = 1, 4_000_000
@@ -73,14 +73,9 @@ def _downwards(connection: pymysql.Connection, schema: TableSchema) -> list[bool
 @answers("source")
 def end_of_chunk(connection: pymysql.Connection, schema: TableSchema, above: Key, limit: Key, rows: int) -> Key:
     """The key of the `rows`-th row after `above`; `limit` if there are fewer up to it."""
-    down = downwards(limit)
-    where = f"{after(schema, above)} AND {up_to(schema, limit)}"
-    found = query(
-        connection,
-        f"SELECT {selected(schema)} {from_table(schema)} WHERE {where} ORDER BY {ordered(schema, down)} "
-        f"LIMIT 1 OFFSET {rows - 1}",
-    )
-    return literals(schema, found[0], down) if found else limit
+    rest = f"{between(schema, above, limit)} LIMIT 1 OFFSET {rows - 1}"
+    found = query(connection, f"SELECT {selected(schema)} {from_table(schema)} {rest}")
+    return literals(schema, found[0], downwards(limit)) if found else limit
 
 
 def computed_end(schema: TableSchema, above: Key, limit: Key, rows: int, density: float) -> Key:

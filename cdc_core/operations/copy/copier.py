@@ -258,8 +258,7 @@ class _ChunkReader:
         if not schema.key:
             tail = ""  # the whole table at once
         elif copy.limit:
-            where = f"{key_ranges.after(schema, planned.above)} AND {key_ranges.up_to(schema, planned.through)}"
-            tail = f"WHERE {where} ORDER BY {key_ranges.ordered(schema, key_ranges.downwards(copy.limit))}"
+            tail = key_ranges.between(schema, planned.above, planned.through)
         else:
             tail = "WHERE FALSE"
         ts_us = staged.watermark_us or self.source.server.clock_us

@@ -84,6 +84,14 @@ def ordered(schema: TableSchema, down: Sequence[bool], *, reverse: bool = False)
     return ", ".join(quote(column.name) + DOWN * (falls != reverse) for column, falls in columns)
 
 
+def between(schema: TableSchema, above: Key, through: Key) -> str:
+    """What follows a table's name in a statement that reads the rows after `above`, up to and with `through`, in the
+    order of the key. () for no such bound; without any, rows come in no order."""
+    where = f"WHERE {after(schema, above)} AND {up_to(schema, through)}"
+    down = downwards(through or above)
+    return f"{where} ORDER BY {ordered(schema, down)}" if down else where
+
+
 def equal(schema: TableSchema, key: Key) -> str:
     """The condition on the key itself."""
     columns = zip(key_columns(schema), key, strict=True)

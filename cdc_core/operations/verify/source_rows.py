@@ -118,10 +118,7 @@ class SourceTables:
             end = through
             if not at_once:
                 end = pace.end(self._control, schema, above, through) if through else self.end_of_range(schema, above)
-            where = f"WHERE {key_ranges.after(schema, above)} AND {key_ranges.up_to(schema, end)}"
-            down = key_ranges.downwards(end or above)
-            order = f"ORDER BY {key_ranges.ordered(schema, down)}" if down else ""
-            read = self._piece(schema, logical, f"{where} {order}", take)
+            read = self._piece(schema, logical, key_ranges.between(schema, above, end), take)
             pace.density = density_of(schema, above, end, read.rows)
             yield read
             if end == through:

@@ -221,10 +221,7 @@ def _tails(shape: Shape, shard: Shard, range_: RowRange) -> Iterator[str]:
     elif not (range_.above or range_.through):
         yield ""
     else:
-        schema = schema_of(shape, shard)
-        where = f"WHERE {key_ranges.after(schema, range_.above)} AND {key_ranges.up_to(schema, range_.through)}"
-        down = key_ranges.downwards(range_.through or range_.above)
-        yield f"{where} ORDER BY {key_ranges.ordered(schema, down)}"
+        yield key_ranges.between(schema_of(shape, shard), range_.above, range_.through)
 
 
 def _indexed(shard: Shard, key: Sequence[str]) -> bool:
