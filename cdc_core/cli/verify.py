@@ -70,7 +70,7 @@ def verify(
     from cdc_core.operations.extract.process_memory import without_pandas
 
     without_pandas()  # its import takes longer than comparing 100,000 rows
-    from cdc_core.operations.verify.verifier import FROM_THE_START, verify_target
+    from cdc_core.operations.verify.verifier import verify_target
 
     with call.opened() as ready:
         report = verify_target(
@@ -78,7 +78,7 @@ def verify(
             name,
             tables,
             mode=mode,
-            begun_after_us=FROM_THE_START if restart else None,
+            begun_after_us=ready.meta.now_us() if restart else 0,
             sample_percent=sample,
             seed=seed,
         )

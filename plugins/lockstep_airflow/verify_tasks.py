@@ -56,7 +56,7 @@ class VerifySensor(PipelineSensor):
         if self.subject not in asked.targets:
             raise AirflowSkipException(f"The run is not for {self.subject}.")
         # What this run itself has begun, it continues.
-        begun_after_us = to_us(asked_at(context)) if asked.restart else None
+        begun_after_us = to_us(asked_at(context)) if asked.restart else 0
         report = verify_target(ready, self.subject, asked.tables, mode=Mode(asked.mode), begun_after_us=begun_after_us)
         for result in report.results:
             log.info(

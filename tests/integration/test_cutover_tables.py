@@ -31,16 +31,11 @@ from cdc_core.targets.bookkeeping.gates import (
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.lab.databases import own_database
-from tests.lab.pipeline_file import NOWHERE, made_pipeline, target
 from tests.lab.refusals import raises
 from tests.lab.waiting import wait_until
 
 MOVED = "moved by Lockstep (shop): write to the new tables"
 TABLES = ("a", "b", "with a blank", "x" * 64)
-WAY_BACK = made_pipeline(
-    NOWHERE, "shop", pipeline="shop_back", source="connection: env:MOVED",
-    targets=[target("old", "env:MOVED", {"shop.t": {"database": "shop", "table": "t"}})],
-)  # fmt: skip
 
 
 @pytest.fixture(params=["mariadb", "mysql9"])
@@ -341,7 +336,13 @@ def test_counters_of_narrow_columns_leave_the_application_ids(server: Any, datab
         assert (lowest > 100, count) == (True, 100), declared
 
 
-def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) -> None:
+@pytest.fixture
+def new_database(server: Any) -> Iterator[str]:
+    with own_database(server) as name:
+        yield name
+
+
+def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str, new_database: str) -> None:
     sequence = [f"CREATE SEQUENCE {database}.numbers"] if server.mariadb else []
     server.run(
         *sequence,
@@ -351,27 +352,27 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
         "at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, CONSTRAINT few CHECK (n < 10), "
         "twice INT AS (n * 2) STORED, code VARCHAR(20), UNIQUE KEY begins (code(5)), UNIQUE KEY moments (n, at))",
         f"CREATE TRIGGER {database}.copied BEFORE INSERT ON {database}.old FOR EACH ROW SET NEW.n = NEW.n",
-        f"CREATE TABLE {database}.new_0 (id INT PRIMARY KEY, n INT, at TIMESTAMP NULL, twice INT, code VARCHAR(20), "
-        "KEY begins (code(5)), UNIQUE KEY moment (at))",
-        f"CREATE TABLE {database}.new_1 LIKE {database}.new_0",
+        f"CREATE TABLE {new_database}.new_0 (id INT PRIMARY KEY, n INT, at TIMESTAMP NULL, twice INT, "
+        "code VARCHAR(20), KEY begins (code(5)), UNIQUE KEY moment (at))",
+        f"CREATE TABLE {new_database}.new_1 LIKE {new_database}.new_0",
     )
-    pair = pair_in(database, "old", ["new_0", "new_1"])
+    pair = TablePair("t", pair_in(database, "old").old, pair_in(new_database, new=["new_0", "new_1"]).new)
     with server.connect(autocommit=False) as session, session.cursor() as cursor:
         cursor.execute(f"INSERT INTO {database}.a VALUES (1, 1)")
-        wait_until(lambda: any("has had a transaction open" in finding.what for finding in look([pair], None)))
-        found = {finding.what.partition(": ")[2] for finding in look([pair], None) if finding.subject == "table t"}
+        wait_until(lambda: any("has had a transaction open" in finding.what for finding in look([pair])))
+        found = {finding.what.partition(": ")[2] for finding in look([pair]) if finding.subject == "table t"}
         session.rollback()
     assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
     assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
     assert {"twice is not generated", "it has no unique key like begins"} <= found
     assert not [text for text in found if "moments" in text or "PRIMARY" in text]
-    assert failed(look([pair], None)) is None
-    (beside,) = [finding.what for finding in look([pair], None) if finding.subject == "the old databases"]
+    assert failed(look([pair])) is None
+    (beside,) = [finding.what for finding in look([pair]) if finding.subject == "the old databases"]
     for name in ("view {}.shown", "procedure {}.cleaned", *(["sequence {}.numbers"] if sequence else [])):
         assert name.format(database) in beside
 
-    server.run(f"ALTER TABLE {database}.new_1 MODIFY twice INT AFTER id")
-    stopped = failed(look([pair], None))
+    server.run(f"ALTER TABLE {new_database}.new_1 MODIFY twice INT AFTER id")
+    stopped = failed(look([pair]))
     assert stopped is not None
     assert (stopped.code, "new_1: its columns are in another order: twice is where n was" in stopped.what) == (
         "target.definition", True,
@@ -386,7 +387,7 @@ def test_how_long_transactions_have_been_open_is_known_whatever_the_servers_time
     place = ("env:MOVED", "zones", "a")
 
     def ages_s() -> list[int]:
-        findings = look([TablePair("t", (place,), (place,))], None)
+        findings = look([TablePair("t", (place,), (place,))])
         return [int(age) for finding in findings for age in re.findall("open for ([0-9]+) s", finding.what)]
 
     with {"mariadb": MariaDb, "mysql9": MySql}[kind].start(env={"TZ": "EST5"}) as server:
@@ -405,7 +406,7 @@ def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(
     pair, user = pair_in(database), f"u{uuid.uuid4().hex[:10]}"
 
     def said() -> list[str]:
-        return [finding.what for finding in look([pair], None) if "transaction" in finding.what]
+        return [finding.what for finding in look([pair]) if "transaction" in finding.what]
 
     assert said() == []
     named = "'left', X'FF'"  # which is no UTF-8
@@ -441,15 +442,15 @@ def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, m
         host = server.url.rpartition("@")[2]
         monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{host}")
         pair = pair_in(database)
-        findings = look([pair], None)
+        findings = look([pair])
         assert {finding.error.code for finding in findings if finding.error} == {"connection.grant"}
         assert any("may not know whether the server is a replica" in finding.what for finding in findings)
         assert any("may not see the scheduled events" in finding.what for finding in findings)
         server.run(f"GRANT TRIGGER ON other.* TO {user}@'%'", f"GRANT LOCK TABLES ON {database}.* TO {user}@'%'")
-        assert {finding.error.code for finding in look([pair], None) if finding.error} == {"connection.grant"}
+        assert {finding.error.code for finding in look([pair]) if finding.error} == {"connection.grant"}
         server.run(f"GRANT TRIGGER ON {database}.* TO {user}@'%'")
         trusts = server.run("SELECT @@GLOBAL.log_bin_trust_function_creators")[0][0]
-        assert {finding.error.code for finding in look([pair], None) if finding.error} == (
+        assert {finding.error.code for finding in look([pair]) if finding.error} == (
             set() if trusts else {"connection.grant"}
         )
     finally:
@@ -462,11 +463,11 @@ def test_a_foreign_key_between_tables_that_are_not_switched_together_is_found(se
         server.run(f"CREATE TABLE {database}.child (id INT PRIMARY KEY, a INT, "
                 f"CONSTRAINT tie FOREIGN KEY (a) REFERENCES {database}.a (id) {rule})")  # fmt: skip
         for alone, left in ((child, "a"), (parent, "child")):
-            findings = [finding for finding in look([alone], None) if "foreign key tie" in finding.what]
+            findings = [finding for finding in look([alone]) if "foreign key tie" in finding.what]
             assert [finding.status for finding in findings] == ["fail" if rule else "warn"]
             assert f"{database}.{left} is not switched" in findings[0].what
             assert [finding.error.code for finding in findings if finding.error] == ["cutover.tied"] * bool(rule)
-        assert not [finding for finding in look([child, parent], None) if "foreign key tie" in finding.what]
+        assert not [finding for finding in look([child, parent]) if "foreign key tie" in finding.what]
         server.run(f"DROP TABLE {database}.child")
 
 
@@ -475,7 +476,7 @@ def test_scheduled_events_are_named(server: Any, database: str) -> None:
         f"CREATE EVENT {database}.purge ON SCHEDULE EVERY 1 DAY DO DELETE FROM {database}.a",
         f"CREATE EVENT {database}.off ON SCHEDULE EVERY 1 DAY DISABLE DO DELETE FROM {database}.a",
     )
-    found = [finding.what for finding in look([pair_in(database)], None) if "event" in finding.what]
+    found = [finding.what for finding in look([pair_in(database)]) if "event" in finding.what]
     assert found == [f"the server runs 1 scheduled event: {database}.purge"]
 
 
@@ -488,7 +489,7 @@ def test_triggers_that_fire_for_what_lockstep_writes_are_named(server: Any, data
         f"CREATE TRIGGER {database}.made BEFORE UPDATE ON {database}.b FOR EACH ROW SET NEW.n = 1",
     )
     closed(places_in(database, ["a"]))
-    found = [finding.what for finding in look([pair_in(database)], WAY_BACK) if "fire for" in finding.what]
+    found = [finding.what for finding in look([pair_in(database)]) if "fire for" in finding.what]
     open_gates(places_in(database))
     assert found == [
         f"triggers of the old tables fire for what Lockstep writes there, too: {database}.counted",
@@ -504,7 +505,7 @@ def test_settings_by_which_the_new_server_would_write_other_rows_are_named(
     pair = TablePair("t", (("env:OLD", "shop", "a"),), (("env:MOVED", "shop", "b"),))
 
     def found() -> list[str]:
-        findings = look([pair], WAY_BACK)
+        findings = look([pair])
         return [finding.what for finding in findings if "has another" in finding.what]
 
     ((modes, zone),) = mariadb_target.run("SELECT @@GLOBAL.sql_mode, @@GLOBAL.time_zone")
@@ -530,10 +531,10 @@ def test_a_replica_is_refused(server: Any, database: str) -> None:
     )
     server.run(follow)
     try:
-        assert "cutover.replica" in {finding.error.code for finding in look([pair], None) if finding.error}
+        assert "cutover.replica" in {finding.error.code for finding in look([pair]) if finding.error}
     finally:
         server.run(leave)
-    assert not [finding for finding in look([pair], None) if finding.error]
+    assert not [finding for finding in look([pair]) if finding.error]
 
 
 def test_a_server_beside_which_others_take_writes_is_named(
@@ -542,7 +543,7 @@ def test_a_server_beside_which_others_take_writes_is_named(
     """No lock stops writes at another server of a cluster."""
 
     def warned() -> list[str]:
-        findings = look([pair_in(database)], None)
+        findings = look([pair_in(database)])
         return [
             finding.what
             for finding in findings

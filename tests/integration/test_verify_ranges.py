@@ -44,6 +44,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "chunk_rows", lambda size_bytes, row_bytes: ROWS)
 
 
+FROM_THE_START = 1 << 62
+"""No verification was begun after it."""
+
+
 class Killed(BaseException):
     """As a process that ends at this moment: nothing catches it."""
 
@@ -169,11 +173,11 @@ def test_what_was_verified_under_other_definitions_or_too_long_ago_is_verified_a
 
     killed_after(shop, 2, monkeypatch)
     assert continued()[0] == 40 - 14
-    killed_after(shop, 2, monkeypatch, restart=True)
-    rows, said = continued(restart=True)
+    killed_after(shop, 2, monkeypatch, begun_after_us=FROM_THE_START)
+    rows, said = continued(begun_after_us=FROM_THE_START)
     assert rows == 40
     assert "--restart" in said
-    killed_after(shop, 2, monkeypatch, restart=True)
+    killed_after(shop, 2, monkeypatch, begun_after_us=FROM_THE_START)
     rows, said = continued(mode=Mode.RANDOM, sample_percent=100.0)
     assert rows == 40
     assert "the mode" in said
@@ -183,7 +187,7 @@ def test_what_was_verified_under_other_definitions_or_too_long_ago_is_verified_a
     rows, said = continued()
     assert rows == 40
     assert "number begins from the start" in said
-    killed_after(shop, 2, monkeypatch, restart=True)
+    killed_after(shop, 2, monkeypatch, begun_after_us=FROM_THE_START)
     now = Meta.now_us
     monkeypatch.setattr(Meta, "now_us", lambda self: now(self) + 25 * 3600 * 1_000_000)
     rows, said = continued()
@@ -248,7 +252,7 @@ def test_it_waits_while_a_copy_would_have_to_and_ends_while_copies_are_paused(
         assert waits
         job.meta.copies.pause("shop", "me")
         with raises(RetryLater, "snapshot.paused"):
-            verify(replace(job, restart=True), ["number"])
+            verify(replace(job, begun_after_us=FROM_THE_START), ["number"])
 
 
 @FIRST_MARIADB
@@ -297,7 +301,7 @@ def test_a_sample_sees_a_share_and_never_passes_for_a_proof(shop: Verified, monk
         read = read_keys(monkeypatch)
         with begun(shop, mode=Mode.RANDOM, sample_percent=30.0, seed=seed) as (job, _):
             (result,) = verify(job, ["number"]).results
-            evidence.keep(job, verify(replace(job, restart=True), ["number"]))
+            evidence.keep(job, verify(replace(job, begun_after_us=FROM_THE_START), ["number"]))
             document = evidence.read(job.opened.store, evidence.outstanding(job.opened.store, "copy")[0][0])
         assert (document["mode"], document["seed"]) == ("random", seed)
         assert document["equal"] is (None if result.agrees else False)

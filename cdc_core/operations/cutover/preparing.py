@@ -13,7 +13,7 @@ from cdc_core.operations.check.findings import CheckFinding, Findings
 from cdc_core.operations.cutover.catching_up import catch_up
 from cdc_core.operations.cutover.cutover_states import State
 from cdc_core.operations.cutover.proof import Since, verify_again
-from cdc_core.operations.cutover.readiness import failed, look
+from cdc_core.operations.cutover.readiness import failed, look, look_back
 from cdc_core.operations.cutover.unstaged import StagedTables
 from cdc_core.operations.cutover.valid_evidence import found_since, lacking
 from cdc_core.operations.cutover.work import CutoverWork, Tables
@@ -182,7 +182,7 @@ def findings_of(work: CutoverWork, tables: Tables) -> tuple[CheckFinding, ...]:
             "indexes that were dropped before its first load are due",
             "the next run builds them, or the cutover before it begins",
         )
-    return (*findings.made, *look(tables.pairs, work.way_back.preview()))
+    return (*findings.made, *look(tables.pairs), *look_back(work.way_back.preview()))
 
 
 def require_ready(work: CutoverWork, tables: Tables) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -66,8 +66,8 @@ def places_of(listed: Iterable[Place]) -> Places:
     return places
 
 
-def look(pairs: Sequence[TablePair], way_back: Pipeline | None) -> tuple[CheckFinding, ...]:
-    """way_back: as it is, or would be written; None: not looked at."""
+def look(pairs: Sequence[TablePair]) -> tuple[CheckFinding, ...]:
+    """What speaks against an application's move from the old tables to the new ones."""
     findings, before = Findings(), dict[str, _Settings]()
     left: dict[tuple[str, str], str] = {}
     for reference, tables in places_of(place for pair in pairs for place in pair.old).items():
@@ -79,11 +79,10 @@ def look(pairs: Sequence[TablePair], way_back: Pipeline | None) -> tuple[CheckFi
             find_blockers(session, reference, findings)
             _events(session, reference, tables, findings)
             _foreign_keys(session, reference, tables, findings)
-            if way_back:
-                _triggers(session, reference, tables, "the old tables", findings)
+            _triggers(session, reference, tables, "the old tables", findings)
             before[reference] = _settings(session)
             left |= _beside(session, tables)
-    for reference, tables in places_of(place for pair in pairs for place in pair.new).items() if way_back else ():
+    for reference, tables in places_of(place for pair in pairs for place in pair.new).items():
         with altering_session(resolve(reference), reference) as session:
             _triggers(session, reference, tables, "the new tables", findings)
             _other_settings(before, reference, _settings(session), findings)
@@ -107,18 +106,18 @@ def look(pairs: Sequence[TablePair], way_back: Pipeline | None) -> tuple[CheckFi
                 "let the application make its ids, or set auto_increment_increment and auto_increment_offset so that "
                 "the shards have ids of their own",
             )
-    if way_back is not None:
-        for finding in check(way_back).findings:
-            expected = finding.subject.endswith(EXISTING_ROWS) or (  # the old tables have them
-                isinstance(finding.error, TargetFenced)  # the switch lets it in
-            )
-            if finding.status != "ok" and not expected:
-                findings.made.append(
-                    CheckFinding(
-                        finding.status, f"way back: {finding.subject}", finding.what, finding.remedy, finding.error
-                    )
-                )
     return tuple(findings.made)
+
+
+def look_back(way_back: Pipeline) -> tuple[CheckFinding, ...]:
+    """What speaks against the way back, as it is or would be written."""
+    return tuple(
+        replace(finding, subject=f"way back: {finding.subject}")
+        for finding in check(way_back).findings
+        if finding.status != "ok"
+        and not finding.subject.endswith(EXISTING_ROWS)  # the old tables have them
+        and not isinstance(finding.error, TargetFenced)  # the switch lets it in
+    )
 
 
 def _primary(session: Any, reference: str, findings: Findings) -> None:

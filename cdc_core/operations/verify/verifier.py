@@ -23,7 +23,7 @@ from cdc_core.operations.verify.source_rows import open_sources
 from cdc_core.operations.verify.table import ComparedTable
 from cdc_core.operations.verify.target_rows import TargetTables
 from cdc_core.operations.verify.verify_job import VerifyJob, verifier_lease
-from cdc_core.operations.verify.verify_progress import KeptProgress, VerifyProgress
+from cdc_core.operations.verify.verify_progress import KeptProgress
 from cdc_core.process.informing import informing
 
 
@@ -97,24 +97,19 @@ def _verified(job: VerifyJob, name: str, feeding: Feeding, targets: TargetTables
     return table.result(tally)
 
 
-FROM_THE_START = 1 << 62
-"""For `begun_after_us`: no interrupted verification continues."""
-
-
 def verify_target(
     opened: OpenPipeline,
     target: str,
     tables: Sequence[str] | None = None,
     *,
     mode: Mode = Mode.ORDERED,
-    begun_after_us: int | None = None,
+    begun_after_us: int = 0,
     sample_percent: float | None = None,
     seed: int | None = None,
 ) -> VerifyReport:
     """Verifies a target under its lease, and keeps the evidence on the stage. An interrupted verification continues.
 
-    begun_after_us: continues only one that was begun after this time. sample_percent, seed: as of `VerifyJob`. Raises
-    as `verify`; RetryLater (lease.held).
+    begun_after_us, sample_percent, seed: as of `VerifyJob`. Raises as `verify`; RetryLater (lease.held).
     """
     with verifier_lease(opened, target) as lease, opened.progress.comparing() as report:
         job = VerifyJob(
@@ -122,17 +117,10 @@ def verify_target(
             opened.pipeline.target(target),
             lease,
             mode,
-            _is_older(opened, target, begun_after_us),
+            begun_after_us,
             sample_percent,
             seed,
             report=report,
         )
         verified = verify(job, tables)
         return replace(verified, path=evidence.keep(job, verified))
-
-
-def _is_older(opened: OpenPipeline, target: str, moment_us: int | None) -> bool:
-    """Whether the verification that was interrupted was begun before a moment."""
-    verification = opened.meta.verifications.find(target)
-    begun = VerifyProgress.from_text(verification.progress) if verification is not None else None
-    return moment_us is not None and begun is not None and begun.started_us < moment_us

@@ -26,15 +26,16 @@ Watch = Callable[[str, str, int], None]
 class VerifyJob:
     """What a verification works with.
 
-    lease: the verifier's; without one, nothing is kept in meta, and nothing continued. restart: begins from the start.
-    sample_percent, seed: of Mode.RANDOM; None for the pipeline's share, and for a seed of chance.
+    lease: the verifier's; without one, nothing is kept in meta, and nothing continued. begun_after_us: one that was
+    interrupted continues only if it is not older, in µs UTC by meta's clock. sample_percent, seed: of Mode.RANDOM; None
+    for the pipeline's share, and for a seed of chance.
     """
 
     opened: OpenPipeline
     target: Target
     lease: Lease | None = None
     mode: Mode = Mode.ORDERED
-    restart: bool = False
+    begun_after_us: int = 0
     sample_percent: float | None = None
     seed: int | None = None
     wait_s: float = WAIT_S

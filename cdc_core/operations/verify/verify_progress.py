@@ -179,10 +179,10 @@ class KeptProgress:
         progress = VerifyProgress.from_text(verification.progress)
         resume_within = job.pipeline.verify.resume_within
         again = ""
-        if job.restart:
-            again = "you asked for it (--restart)"
-        elif progress is None or progress.scope != scope:
+        if progress is None or progress.scope != scope:
             again = "the pipeline's definition, the mode or the tables asked for were others"
+        elif progress.started_us < job.begun_after_us:
+            again = "you asked for it (--restart)"
         elif now_us - progress.started_us > age_us(resume_within):
             again = f"it began more than {resume_within} ago (verify.resume_within)"
         if again or progress is None:
