@@ -97,16 +97,17 @@ def at(
 
 
 def _moment(call: PipelineCall, position: str | None, gtid: str | None, time: str | None) -> CutMoment:
+    from cdc_core.model.position import Position
     from cdc_core.operations.lake.cuts_at import CutMoment
-    from cdc_core.stage.as_of import parse_position
 
     if sum(moment is not None for moment in (position, gtid, time)) > 1:
         raise _argument("Give one of --position, --gtid and --time.", "--position")
     if gtid == "":
         raise _argument("--gtid is empty.", "--gtid")
-    place = parse_position(position) if position is not None else None
-    if position is not None and place is None:
-        raise _argument(f"{position!r} is not a position, such as binlog.000042:1234.", "--position")
+    try:
+        place = Position.from_text(position) if position is not None else None
+    except ValueError as error:
+        raise _argument(f"{error}, such as binlog.000042:1234.", "--position") from None
     if place is not None and len(call.pipeline.sources) > 1:
         raise _argument("A position belongs to one source, and the pipeline has several: give --time.", "--position")
     return CutMoment(place, gtid or "", time_us(time, "--time") if time is not None else None)

@@ -378,10 +378,13 @@ def _moment(text: str, call: PipelineCall) -> AsOf | None:
     """Raises Refused (stage.as_of) where it is not staged completely."""
     if not text:
         return None
-    from cdc_core.stage.as_of import AsOf, parse_position
+    from cdc_core.model.position import Position
+    from cdc_core.stage.as_of import AsOf
 
-    position = parse_position(text)
-    as_of = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
+    try:
+        as_of = AsOf(position=Position.from_text(text))
+    except ValueError:
+        as_of = AsOf(time_us=time_us(text, "--as-of"))
     with call.meta() as meta:
         as_of.require_staged({name: meta.positions.checkpoint(name) for name in call.sources(None)})
     return as_of

@@ -128,8 +128,8 @@ class Position:
 
     @classmethod
     def from_text(cls, text: str) -> Position:
-        """The position that `str` printed. Raises ValueError."""
-        match = re.fullmatch(r"(?:timeline (\d+) )?(.+):(\d+)", text)
+        """The position that `str` printed, such as `binlog.000042:1234`. Raises ValueError; for every time, too."""
+        match = re.fullmatch(r"(?:timeline (\d+) )?(.+\.\d+):(\d+)", text, re.ASCII)
         if match is None:
             raise ValueError(f"{text!r} is not a position")
         return cls(int(match[1] or 0), match[2], int(match[3]))

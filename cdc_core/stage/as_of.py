@@ -8,7 +8,6 @@ to there while changes of the same second, or late ones, are still to come.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,8 +19,6 @@ from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.staged_columns import SEQ, TS
 from cdc_core.model.windows import from_us
-
-_POSITION = re.compile(r"^(?:timeline (\d+) )?([^\s:]+\.\d+):(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +137,3 @@ class AsOf:
                 code="stage.as_of",
                 remedy=f"ask for a moment after {begins}",
             )
-
-
-def parse_position(text: str) -> Position | None:
-    """`binlog.000042:1234`, or `timeline 1 binlog.000042:1234` as Lockstep prints it; None for anything else."""
-    match = _POSITION.match(text)
-    return Position(int(match[1] or 0), match[2], int(match[3])) if match else None

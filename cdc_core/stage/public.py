@@ -17,6 +17,7 @@ import difflib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ from cdc_core.process.extras import require
 from cdc_core.stage import compactions, sql_views, staged_coverage, start_record
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import stage_reader as reader
-from cdc_core.stage.as_of import AsOf, parse_position
+from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.compactions import NO_COMPACTIONS, Compactions
 from cdc_core.stage.manifest import chain, require_found, require_reached
 from cdc_core.stage.objects import ObjectStore
@@ -262,8 +263,7 @@ class Stage:
         if not isinstance(moment, str) or not moment.startswith("{"):
             return self._moment(moment)
         try:
-            found = {name: (parse_position(end), frozenset(ids)) for name, (end, ids) in json.loads(moment).items()}
-            read = {name: (end, ids) for name, (end, ids) in found.items() if end is not None}
+            read = {name: (Position.from_text(end), frozenset(ids)) for name, (end, ids) in json.loads(moment).items()}
         except (ValueError, TypeError, AttributeError):
             raise _no_moment(moment) from None
         for name, (end, _) in read.items():
@@ -487,9 +487,8 @@ class Rows:
 def as_of(moment: Moment) -> AsOf:
     """A moment as the reader takes it. Raises UsageError (usage.argument)."""
     if isinstance(moment, str):
-        position: Position | None = parse_position(moment)
-        if position is not None:
-            return AsOf(position=position)
+        with suppress(ValueError):
+            return AsOf(position=Position.from_text(moment))
     elif not isinstance(moment, datetime):
         raise _no_moment(moment)
     try:

@@ -20,7 +20,7 @@ from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
-from cdc_core.stage.as_of import AsOf, parse_position
+from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stage_reader import (
     by_key_batches,
@@ -565,6 +565,7 @@ def test_a_moment_that_is_not_staged_completely_is_refused():
 
 def test_a_position_is_read_as_it_is_printed():
     for position in (at(3), Position(2, "my.bin.000077", 1234)):
-        assert parse_position(str(position)) == position
+        assert Position.from_text(str(position)) == position
     for text in ("2026-11-21T04:00:00Z", "2026-11-21T04:00:00.000001+02:00", "binlog.000001", "binlog:4", ""):
-        assert parse_position(text) is None
+        with pytest.raises(ValueError, match="is not a position"):
+            Position.from_text(text)
