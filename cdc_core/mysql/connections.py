@@ -239,7 +239,7 @@ def sensible(where: str) -> Iterator[None]:
     """
     try:
         yield
-    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Refused(
             f"The server's answer does not match the question ({type(error).__name__}).",
             where=where,

@@ -7,20 +7,19 @@ The requirements that a server must meet are in `server`.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import pymysql
 
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.mysql import server_errors
-from cdc_core.mysql.connections import answers, identity_in
+from cdc_core.mysql.connections import answers, identity_in, sensible
 from cdc_core.mysql.server_errors import RETRIED, ErrorKind, kind_of
 
 log = logging.getLogger(__name__)
@@ -146,29 +145,6 @@ def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
     return error
 
 
-_Asked = ParamSpec("_Asked")
-_Answer = TypeVar("_Answer")
-
-
-def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
-    """Refuses an answer that lacks the rows, columns or values asked for: we do not know that server."""
-
-    @functools.wraps(question)
-    def asked(*arguments: _Asked.args, **named: _Asked.kwargs) -> _Answer:
-        try:
-            return question(*arguments, **named)
-        except (IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-            raise Refused(
-                f"The server's answer to {question.__name__!r} cannot be read: {type(error).__name__}: {error}.",
-                where="source",
-                code="connection.answer",
-                remedy="check that a database answers there and not a proxy; if it is a MariaDB 10.6 to 11 or a "
-                "MySQL 8 to 9, report its version",
-            ) from None
-
-    return asked
-
-
 _VARIABLES = (
     "version", "server_id", "server_uuid", "log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata",
     "binlog_checksum", "binlog_expire_logs_seconds", "expire_logs_days", "gtid_mode", "log_replica_updates",
@@ -186,7 +162,6 @@ def _managed_retention_s(connection: pymysql.Connection) -> int | None:
 
 
 @answers("source")
-@_understood
 def facts(connection: pymysql.Connection) -> ServerFacts:
     """Everything about the server that a requirement or a message needs. Needs no privilege beyond the login."""
     marks = ", ".join(["%s"] * len(_VARIABLES))
@@ -224,13 +199,12 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
 
 
 @answers("source")
-@_understood
 def lower_case_names(connection: pymysql.Connection) -> bool:
     """Whether the server compares names of tables and databases in lower case (lower_case_table_names 1 and 2)."""
     return int(query(connection, "SELECT @@GLOBAL.lower_case_table_names")[0][0]) != 0
 
 
-@_understood
+@sensible("source")
 def now_us(connection: pymysql.Connection) -> int:
     """The server's clock in µs UTC."""
     return int(query(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)")[0][0])
@@ -252,7 +226,7 @@ def _first_known(connection: pymysql.Connection, *statements: str) -> Rows:
     )
 
 
-@_understood
+@sensible("source")
 def log_status(connection: pymysql.Connection) -> tuple[Any, ...] | None:
     """File, position, do-db, ignore-db and, on MySQL, executed GTID set of the log's end; None when it is off."""
     rows = _first_known(connection, "SHOW BINARY LOG STATUS", "SHOW BINLOG STATUS", "SHOW MASTER STATUS")
@@ -262,7 +236,6 @@ def log_status(connection: pymysql.Connection) -> tuple[Any, ...] | None:
 
 
 @answers("source")
-@_understood
 def end_position(connection: pymysql.Connection, timeline: int) -> Position:
     """The end of the log at this moment. Raises Refused (connection.setting)."""
     row = log_status(connection)
@@ -281,7 +254,6 @@ def log_off() -> Refused:
 
 
 @answers("source")
-@_understood
 def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
     """The files that the server still has, oldest first. Raises Refused (connection.setting)."""
     try:
@@ -294,7 +266,6 @@ def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
 
 
 @answers("source")
-@_understood
 def gtid_executed(connection: pymysql.Connection) -> str:
     """What the server has executed, in its own text form; "" without GTIDs."""
     if "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower():
@@ -305,7 +276,6 @@ def gtid_executed(connection: pymysql.Connection) -> str:
 
 
 @answers("source")
-@_understood
 def logged_gtids(connection: pymysql.Connection, *, mariadb: bool) -> str:
     """The GTIDs of everything that is in the log now, executed or not.
 
@@ -322,7 +292,6 @@ def logged_gtids(connection: pymysql.Connection, *, mariadb: bool) -> str:
 
 
 @answers("source")
-@_understood
 def gtid_purged(connection: pymysql.Connection) -> str:
     """MySQL: what was executed and is not in any file of the log, because it was purged or was never logged."""
     return "".join(str(query(connection, "SELECT @@GLOBAL.gtid_purged")[0][0] or "").split())
@@ -339,7 +308,6 @@ def replica_channels(connection: pymysql.Connection, *, mariadb: bool) -> list[d
 
 
 @answers("source")
-@_understood
 def written_beside(connection: pymysql.Connection) -> str:
     """The cluster whose other servers take writes, too, which this one gets without a lock; "" for none."""
     rows = query(
@@ -387,7 +355,6 @@ def _channels(connection: pymysql.Connection) -> list[dict[str, Any]]:
 
 
 @answers("source")
-@_understood
 def gtid_at(connection: pymysql.Connection, position: Position, *, mariadb: bool) -> str:
     """What is executed before a position, where the server can say: MariaDB for a place it still has; else ""."""
     if not mariadb:
