@@ -153,6 +153,18 @@ def test_a_log_that_was_purged_meanwhile_stops_at_once(origin: Origin, proxy: Tc
     assert error.code == "source.log_lost"
 
 
+def test_a_setting_that_a_start_refuses_stops_a_reconnected_stream(origin: Origin, proxy: TcpProxy) -> None:
+    def unlog_rows() -> None:
+        origin.execute_on_server("SET GLOBAL binlog_format = 'STATEMENT'")
+        proxy.cut()
+
+    try:
+        error = lost_for_good(origin, proxy, unlog_rows)
+    finally:
+        origin.execute_on_server("SET GLOBAL binlog_format = 'ROW'")
+    assert (type(error), error.code) == (Refused, "connection.setting")
+
+
 def test_another_server_at_the_same_address_is_not_read(
     origin: Origin, proxy: TcpProxy, mariadb_target: MariaDb
 ) -> None:

@@ -59,8 +59,7 @@ def connect(source: Source, stored: Checkpoint | None, replica_host: str = "") -
         if not answering:
             raise away[0]
         address, chosen, facts = answering[0]
-        for _, requirement in source_server.PREFLIGHT:
-            requirement(facts.without_replica(replica_host), source)
+        source_server.require_all(facts.without_replica(replica_host), source)
         for _, other, _ in answering[1:]:
             other.close()
         if stored is not None and is_other_server(stored, facts):

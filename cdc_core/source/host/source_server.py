@@ -1,15 +1,13 @@
 """The requirements for a source server: one function per rule, which raises the error of that rule.
 
-`lockstep check` calls each and shows what it raised; the extractor calls `require_all` and stops at the first, so both
-refuse by the same functions. ADVICE lists what is not refused but worth a warning.
+`lockstep check` calls each and shows what it raised; the extractor calls `require_all` whenever it connects and stops at
+the first, so both refuse by the same functions. ADVICE lists what is not refused but worth a warning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import pymysql
 
 from cdc_core.config import Source
 from cdc_core.errors import Refused
@@ -134,12 +132,10 @@ PREFLIGHT: tuple[tuple[str, Requirement], ...] = (
 )
 
 
-def require_all(connection: pymysql.Connection, source: Source) -> ServerFacts:
-    """The facts of a server that meets all requirements; otherwise raises the error of the first broken rule."""
-    server_facts = facts(connection)
+def require_all(server: ServerFacts, source: Source) -> None:
+    """Raises the error of the first broken rule."""
     for _, requirement in PREFLIGHT:
-        requirement(server_facts, source)
-    return server_facts
+        requirement(server, source)
 
 
 @dataclass(frozen=True, slots=True)

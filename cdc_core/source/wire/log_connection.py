@@ -22,7 +22,7 @@ from cdc_core.source.host import source_faults
 from cdc_core.source.host.gtid_sets import GtidSet
 from cdc_core.source.host.server_facts import BinlogFile, binlog_files, facts
 from cdc_core.source.host.source_answers import SourceAnswers
-from cdc_core.source.host.source_server import require_free_server_id
+from cdc_core.source.host.source_server import require_all
 from cdc_core.source.host.start_position import Search, require_available
 from cdc_core.source.wire import replica_identity
 from cdc_core.source.wire.backoff import Backoff
@@ -60,13 +60,13 @@ class LogConnection:
         """Continues at a place, where the last whole transaction ended, if server and log are still the ones that were
         read; None before the next attempt is due. fingerprint: of the log before the place.
 
-        Raises what connect, require_available, require_free_server_id and LogReader do.
+        Raises what connect, require_available, require_all and LogReader do.
         """
         if self._reader is None and time.monotonic() >= self._resume_s:
             control = self._answers.connection()
             server_facts, files = facts(control), binlog_files(control)
             require_available(replace(self._start, position=place), files, server_facts, control, self._source)
-            require_free_server_id(server_facts.without_replica(self._replica_host), self._source)
+            require_all(server_facts.without_replica(self._replica_host), self._source)
             self._reader = self._open(place, fingerprint, files)
             log.info("%s: reconnected, continuing from %s", self._source.name, place)
         return self._reader
