@@ -277,12 +277,9 @@ def folded(trace_crc: int, crc: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FormatDescription:
-    """post_header_lengths: element i belongs to event type i + 1. checksum: every later event carries a CRC32."""
+    """checksum: every later event carries a CRC32."""
 
-    binlog_version: int
     server_version: str
-    created: int
-    post_header_lengths: bytes
     checksum: bool
 
     @property
@@ -295,9 +292,9 @@ def parse_format_description(event: Event) -> FormatDescription:
     read = event.cursor()
     version = read.uint(2)
     server = read.take(50).split(b"\0", 1)[0].decode("latin-1")
-    created = read.uint(4)
+    read.uint(4)
     header_length = read.u8()
-    lengths = read.take(read.left - 1)
+    read.take(read.left - 1)
     algorithm = read.u8()
     if version != 4 or header_length != HEADER_SIZE:
         raise event.cursor().error(f"binlog version {version} with headers of {header_length} bytes, not 4 and 19")
@@ -308,7 +305,7 @@ def parse_format_description(event: Event) -> FormatDescription:
             code="source.log_lost",
             remedy="SET GLOBAL binlog_checksum = CRC32 on the source",
         )
-    return FormatDescription(version, server, created, lengths, algorithm == 1)
+    return FormatDescription(server, algorithm == 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from cdc_core.binlog import charsets
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import RESYNC, Refused, TableRefused
-from cdc_core.model.collations import own_name
+from cdc_core.model.collations import own_name, spell_out_utf8
 from cdc_core.model.schema import GEOMETRY_BASES, TEXT_BASES, Column, ColumnType, TableSchema
 
 SCHEMA_REMEDY = f"SET GLOBAL binlog_row_metadata = FULL on the source, so that the log names its columns, and {RESYNC}"
@@ -255,7 +255,7 @@ def _string_fits(kind: ColumnType, table_map: TableMap, i: int) -> bool:
     code, metadata, base = table_map.types[i], table_map.metadata[i], kind.base
     charset = _charset(table_map, i)
     is_text = base in TEXT_BASES
-    if charset is not None and is_text and _same(charset[0]) != _same(kind.charset):
+    if charset is not None and is_text and spell_out_utf8(charset[0]) != spell_out_utf8(kind.charset):
         return False
     if charset is not None and not is_text and charset[0] != charsets.BINARY:
         return False
@@ -273,7 +273,3 @@ def _string_fits(kind: ColumnType, table_map: TableMap, i: int) -> bool:
     if code in _BLOBS or code == TypeCode.BLOB_COMPRESSED:
         return base in _BLOB_NAMES.get(metadata, ("longblob", "longtext"))
     return False
-
-
-def _same(charset: str) -> str:
-    return "utf8mb3" if charset == "utf8" else charset

@@ -46,10 +46,6 @@ class RowImages:
         """`file:offset` of an event, by its index here."""
         return f"{self.file}:{self.offset[event]}"
 
-    @property
-    def size_bytes(self) -> int:
-        return len(self.buffer)
-
     @classmethod
     def from_events(cls, events: Sequence[RowsEvent], numbers: Sequence[int] | None = None) -> RowImages:
         """The images of `events`, which must be of one table map. numbers: the ordinal of each, 0.. by default."""

@@ -1,7 +1,7 @@
-"""Names a collation by the server's own name for it.
+"""Names of collations and character sets: equal names mean equal comparisons.
 
 MariaDB accepts the names of MySQL's Unicode 9 collations as aliases of its own Unicode 14 collations, which treat other
-characters as equal. Lockstep calls such a collation by MariaDB's own name, so that equal names mean equal comparisons.
+characters as equal. Lockstep calls such a collation by MariaDB's own name.
 """
 
 from __future__ import annotations
@@ -30,3 +30,8 @@ def own_name(collation: str, *, mariadb: bool) -> str:
     if match[2] == "bin":
         return UNCERTAIN
     return "_".join(filter(None, ("utf8mb4_uca1400", LANGUAGES.get(match[1] or ""), "nopad", match[2])))
+
+
+def spell_out_utf8(name: str) -> str:
+    """A character set or collation with utf8mb3 in place of utf8, as older servers call it."""
+    return re.sub(r"^utf8(?=_|$)", "utf8mb3", name)

@@ -19,6 +19,7 @@ from cdc_core.binlog import charsets, column_buffers, kernels
 from cdc_core.binlog.column_buffers import Literals
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, TooManyBytes
+from cdc_core.model.collations import spell_out_utf8
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column, ColumnType
 from cdc_core.mysql.connections import quote
 from cdc_core.results import numbers
@@ -105,12 +106,10 @@ def _difference(column: Selected, definition: ResultColumn) -> str:
     ):
         return f"character set {definition.charset}"
     own = column.column.type.charset
-    if base in TEXT_BASES and own and {definition.charset, own} not in _SAME and definition.charset != own:
+    if base in TEXT_BASES and own and spell_out_utf8(definition.charset) != spell_out_utf8(own):
         return f"character set {definition.charset}, not {own}"
     return ""
 
-
-_SAME: tuple[set[str], ...] = ({"utf8", "utf8mb3"},)
 
 Where = Callable[[int], str]
 _Decoded = tuple[pa.Array, Literals | None]

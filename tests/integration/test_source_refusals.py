@@ -17,7 +17,6 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.mysql import connections
 from cdc_core.source.host import source_server as server
 from cdc_core.source.host.server_facts import binlog_files, gtid_executed
-from cdc_core.source.host.start_position import find_start
 from cdc_core.source.host.table_survey import find_tables
 from cdc_core.source.transactions.source_stream import SourceStream
 from cdc_core.source.wire import replica_identity as server_id
@@ -62,7 +61,9 @@ def test_each_missing_grant_is_named_by_the_check_and_refused_by_the_stream(orig
         with account(origin, *(needed - {missing})) as address:
             asked = connections.connect(address, where="test")
             error = error_of(
-                Refused, "connection.grant", lambda asked=asked: server.require_all(asked, origin.source())
+                Refused,
+                "connection.grant",
+                lambda asked=asked: server.require_all(server.facts(asked), origin.source()),
             )
             assert missing in error.what
             for other in needed - {missing}:
@@ -77,7 +78,7 @@ def test_each_missing_grant_is_named_by_the_check_and_refused_by_the_stream(orig
             asked.close()
     with account(origin, *needed) as address:
         asked = connections.connect(address, where="test")
-        assert server.require_all(asked, origin.source()).log_bin
+        server.require_all(server.facts(asked), origin.source())
         assert origin.drain(origin.end(), address=address) == []
         asked.close()
 
@@ -338,7 +339,7 @@ def test_a_managed_server_keeps_its_log_by_its_own_setting(origin: Origin, hours
 
 def test_a_stored_position_of_another_server_is_refused(origin: Origin) -> None:
     stored = Checkpoint(origin.end().position, server="server_id=424242")
-    error_of(DataAtRisk, "source.other_log", lambda: find_start(origin.source(), origin.control, stored))
+    error_of(DataAtRisk, "source.other_log", lambda: origin.start(stored=stored))
 
 
 def test_a_stored_position_behind_the_end_of_the_log_is_refused(origin: Origin) -> None:
@@ -346,8 +347,7 @@ def test_a_stored_position_behind_the_end_of_the_log_is_refused(origin: Origin) 
     number = int(end.file.rpartition(".")[2])
     for position in (Position(0, end.file, end.offset + 1000), Position(0, f"binlog.{number + 5:06d}", 4)):
         stored = Checkpoint(position)
-        error_of(DataAtRisk, "source.other_log", lambda stored=stored: find_start(
-            origin.source(), origin.control, stored))  # fmt: skip
+        error_of(DataAtRisk, "source.other_log", lambda stored=stored: origin.start(stored=stored))
         with pytest.raises(DataAtRisk) as raised, origin.stream(stored) as stream:
             list(stream.blocks(lambda: False))
         assert raised.value.code in ("source.other_log", "source.log_lost")
@@ -356,13 +356,13 @@ def test_a_stored_position_behind_the_end_of_the_log_is_refused(origin: Origin) 
 def test_a_stored_position_of_a_log_that_was_replaced_is_refused(origin: Origin) -> None:
     foreign = "9-1-5" if origin.mariadb else "5f40e5fe-e59e-11f1-88f5-02fcdeadbeef:1-5"
     stored = Checkpoint(origin.end().position, gtid_set=foreign)
-    error_of(DataAtRisk, "source.other_log", lambda: find_start(origin.source(), origin.control, stored))
+    error_of(DataAtRisk, "source.other_log", lambda: origin.start(stored=stored))
 
 
 def test_a_stored_position_that_is_good_is_taken_as_it_is(origin: Origin) -> None:
     stored = origin.start("latest")
     origin.execute("INSERT INTO t VALUES (1, 'a')")
-    assert find_start(origin.source(start="earliest"), origin.control, stored) == stored
+    assert origin.start("earliest", stored) == stored
 
 
 def test_a_purged_position_is_refused_with_how_much_is_missing_and_never_started_elsewhere(origin: Origin) -> None:
@@ -372,7 +372,7 @@ def test_a_purged_position_is_refused_with_how_much_is_missing_and_never_started
     origin.execute("FLUSH BINARY LOGS")
     newest = origin.end().position.file
     origin.purge_to(newest)
-    error = error_of(DataAtRisk, "source.log_lost", lambda: find_start(origin.source(), origin.control, stored))
+    error = error_of(DataAtRisk, "source.log_lost", lambda: origin.start(stored=stored))
     assert newest in error.what
     error_of(DataAtRisk, "source.log_lost", lambda: origin.drain(stored))
     for start in (

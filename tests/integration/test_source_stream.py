@@ -16,7 +16,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source.host import source_server as server
 from cdc_core.source.host.gtid_sets import GtidSet, advanced, set_of
 from cdc_core.source.host.server_facts import binlog_files, facts
-from cdc_core.source.host.start_position import Search, find_start
+from cdc_core.source.host.start_position import Search
 from cdc_core.source.wire import log_reader as dump
 from examples.sandbox.mariadb import MariaDb
 from tests.lab.origin import (
@@ -268,7 +268,7 @@ def test_a_checkpoint_after_numbers_that_go_back_is_what_the_server_says_and_is_
                 latest = origin.start("latest")
                 assert reached == GtidSet.parse(latest.gtid_set)
                 stored = replace(latest, gtid_set=str(reached))
-                assert find_start(origin.source(), origin.control, stored) == stored
+                assert origin.start(stored=stored) == stored
                 if n == 3:
                     origin.execute_on_server("FLUSH BINARY LOGS")
             head = Search(

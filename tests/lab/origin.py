@@ -90,9 +90,9 @@ class Origin:
     def end(self) -> Checkpoint:
         return Checkpoint(server.end_position(self.control, 0))
 
-    def start(self, start: Any = "latest") -> Checkpoint:
+    def start(self, start: Any = "latest", stored: Checkpoint | None = None) -> Checkpoint:
         """Where a source begins whose `start` is this."""
-        return find_start(self.source(start=start), self.control, None, server=self.address())
+        return find_start(self.source(start=start), self.control, stored, server=self.address())
 
     def stream(
         self,

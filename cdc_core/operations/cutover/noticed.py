@@ -6,11 +6,11 @@ others, because they know what the application does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
+from cdc_core.model.collations import spell_out_utf8
 from cdc_core.model.schema import INTEGER_BYTES, ColumnType
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.targets.tables.table_definition import LITERAL, ColumnDefinition, IndexDefinition, TableDefinition
@@ -132,7 +132,7 @@ def _collations(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]
 
 def _sorted_by(table: TableDefinition, column: ColumnDefinition) -> str:
     """MariaDB's collations with names of MySQL's compare differently."""
-    name = re.sub("^utf8_", "utf8mb3_", column.type.collation)
+    name = spell_out_utf8(column.type.collation)
     return f"{name} of MariaDB" if table.mariadb and "_0900_" in name else name
 
 

@@ -55,11 +55,11 @@ def find_start(
     connection: pymysql.Connection,
     stored: Checkpoint | None,
     *,
-    server: connections.Server | None = None,
+    server: connections.Server,
 ) -> Checkpoint:
     """The checkpoint to read from: `stored` if there is one, else by `source.start`.
 
-    server: where to open the log for a start by position, GTID or time; by default what `source.connection` names.
+    server: where to open the log for a start by position, GTID or time.
     Raises DataAtRisk (source.log_lost, source.other_log, source.bad_position), UsageError
     (config.invalid, usage.argument), Refused (connection.setting).
     """
@@ -172,7 +172,7 @@ class Search:
         self,
         source: Source,
         connection: pymysql.Connection,
-        server: connections.Server | None,
+        server: connections.Server,
         files: Sequence[BinlogFile],
         known: ServerFacts,
     ) -> None:
@@ -322,8 +322,6 @@ class Search:
         )
 
     def _open(self, file: str) -> LogReader:
-        if self._server is None:
-            self._server = connections.resolve(self._source.connections[0])
         return LogReader(
             self._server,
             Position(0, file, FIRST_OFFSET),

@@ -13,13 +13,13 @@ It must keep true that a definition or a default is never given for a position u
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cdc_core.binlog.event_headers import Event
 from cdc_core.binlog.row_definition import SCHEMA_REMEDY
 from cdc_core.errors import RESYNC, Refused
+from cdc_core.model.collations import spell_out_utf8
 from cdc_core.model.position import Position
 from cdc_core.model.schema import DefinedSince, TableName, TableSchema
 from cdc_core.source.schemas.known_definitions import KnownDefinitions, LogPoint, in_one_log, name_of
@@ -283,12 +283,12 @@ def _same(one: TableSchema, other: TableSchema | None) -> bool:
 
 
 def _plain(schema: TableSchema) -> TableSchema:
-    """An upgraded server calls utf8 utf8mb3."""
+    """Without what an upgrade of the server renames."""
     columns = []
     for column in schema.columns:
         kind = column.type
-        names = [re.sub(r"^utf8(?=_|$)", "utf8mb3", name) for name in (kind.charset, kind.collation)]
-        columns.append(replace(column, type=replace(kind, charset=names[0], collation=names[1])))
+        charset, collation = spell_out_utf8(kind.charset), spell_out_utf8(kind.collation)
+        columns.append(replace(column, type=replace(kind, charset=charset, collation=collation)))
     return replace(schema, columns=tuple(columns))
 
 

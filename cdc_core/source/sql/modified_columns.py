@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cdc_core.errors import Refused
+from cdc_core.model.collations import spell_out_utf8
 from cdc_core.model.schema import TEXT_BASES, Column, parse_column_type
 from cdc_core.source.sql.sql_tokens import Reader, TokenKind
 
@@ -88,7 +89,7 @@ def keeps_values(old: Column, new: Column, *, strict: bool) -> bool:
     if old.generated or (old.nullable and not new.nullable):
         return False
     was, now = old.type, new.type
-    same = was.charset == now.charset or {was.charset, now.charset} == {"utf8", "utf8mb3"}
+    same = spell_out_utf8(was.charset) == spell_out_utf8(now.charset)
     if was.base in _NAMED and not same and (now.charset or not strict):
         return False
     if was.base == now.base and was.base in ("varchar", "varbinary"):

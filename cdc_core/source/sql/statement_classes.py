@@ -18,8 +18,6 @@ from cdc_core.source.sql.client_text import UNKNOWN_CHARACTER, decode, is_known,
 from cdc_core.source.sql.modified_columns import STRICT
 from cdc_core.source.sql.sql_tokens import Reader, Token, TokenKind, tokens
 
-"""Database and table."""
-
 
 class Action(Enum):
     BEGIN = "begin"

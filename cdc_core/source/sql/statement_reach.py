@@ -22,6 +22,7 @@ from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableName
 from cdc_core.mysql.connections import answers
+from cdc_core.source.capture import SYSTEM_SCHEMAS
 from cdc_core.source.host.server_facts import as_text, parse_grants, query
 from cdc_core.source.schemas.foreign_keys import foreign_keys
 from cdc_core.source.schemas.merge_tables import ENGINE
@@ -35,8 +36,6 @@ _DROPS = frozenset({
     "DROP TABLE", "RENAME TABLE", "CREATE OR REPLACE TABLE", "DROP DATABASE", "CREATE OR REPLACE DATABASE",
 })  # fmt: skip
 _REDEFINES = _DROPS | {"ALTER TABLE"}
-_SYSTEM = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
-"""Their tables have no triggers, and nobody writes through their views."""
 _KINDS = f"""
 SELECT TABLE_NAME, IF(ENGINE = '{ENGINE}', 'MERGE TABLE', TABLE_TYPE) FROM INFORMATION_SCHEMA.TABLES
  WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN ({{marks}})
@@ -133,7 +132,8 @@ class StatementReach:
         """How it may change more than what it names, by what the server has now; none where it certainly does not.
 
         Asks in the order of what it costs."""
-        written = [name for name in written if name[0] not in _SYSTEM]
+        # Tables of the system have no triggers, and nobody writes through its views.
+        written = [name for name in written if name[0] not in SYSTEM_SCHEMAS]
         for name, kind in sorted(kinds.items()):
             if kind in ("VIEW", "MERGE TABLE"):
                 yield f"{'.'.join(name)} is a {kind.lower()}"
@@ -187,7 +187,7 @@ class StatementReach:
         """Those that are tables or views, with their kinds: 'BASE TABLE', 'VIEW', 'MERGE TABLE', ..."""
         listed: dict[str, list[str]] = {}
         for database, name in names:
-            if database not in _SYSTEM:
+            if database not in SYSTEM_SCHEMAS:
                 listed.setdefault(database, []).append(name)
         present = {
             self._name(database, "")[0]

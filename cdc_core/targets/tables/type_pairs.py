@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from cdc_core.model.collations import spell_out_utf8
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType
 
 SHORTER, SMALLER, NEGATIVE = "it is shorter", "it has a smaller range", "it takes no negative numbers"
@@ -190,7 +191,7 @@ _ASCII_DIFFERS = frozenset({"swe7", "sjis", "cp932"})
 
 def _has_characters(source: str, target: str) -> bool:
     """Whether a charset has all characters of another."""
-    if not source or not target or source == target or target in _UNICODE or {source, target} <= {"utf8", "utf8mb3"}:
+    if not source or not target or target in _UNICODE or spell_out_utf8(source) == spell_out_utf8(target):
         return True
     if target in _BASIC_PLANE:
         return source not in _LARGER
