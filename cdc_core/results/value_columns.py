@@ -22,7 +22,6 @@ from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, T
 from cdc_core.model.collations import spell_out_utf8
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column, ColumnType
 from cdc_core.mysql.connections import quote
-from cdc_core.results import numbers
 from cdc_core.results.answer import Located
 from cdc_core.results.reading_faults import UnlikeDefinition, definition_changed, malformed
 from cdc_core.results.result_columns import STRINGS, ResultColumn
@@ -199,14 +198,10 @@ def _require_known(array: pa.StringArray, column: Selected, where: str) -> None:
 def _decimal(column: Selected, buffer: Bytes, offset: Longs, length: Ints, where: str) -> pa.Array:
     kind = column.column.type
     precision, scale = kind.precision or 10, kind.scale or 0
-    if precision > 38:
-        offset, length = offset.copy(), length.copy()
-        numbers.without_zeros(buffer, offset, length)
-        return column_buffers.text_column(buffer, offset, length)
-    words = np.empty((len(offset), 2), np.uint64)
-    bad = numbers.decimals(buffer, offset, length, precision, scale, words)
-    if bad >= 0:
-        raise malformed(f"column {column.column.name!r}: {length[bad]} bytes are not a {kind}", where=where)
-    valid = length >= 0
-    present = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(pa.decimal128(precision, scale), len(offset), [present, pa.py_buffer(words)])
+    text = column_buffers.text_column(buffer, offset, length)
+    if precision > 38:  # without the zeros that ZEROFILL puts before a number
+        return pc.replace_substring_regex(text, r"^0+(\d)", r"\1")
+    try:
+        return text.cast(pa.decimal128(precision, scale))
+    except ValueError:
+        raise malformed(f"column {column.column.name!r} has a text that is not a {kind}", where=where) from None

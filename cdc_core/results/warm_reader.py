@@ -11,7 +11,7 @@ import pyarrow as pa
 from cdc_core.binlog import warm_kernels
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.model.schema import Column, ColumnType
-from cdc_core.results import numbers, row_packets, value_columns
+from cdc_core.results import row_packets, value_columns
 from cdc_core.results.answer import Buffer, Located
 from cdc_core.results.result_columns import ResultColumn
 
@@ -19,8 +19,6 @@ from cdc_core.results.result_columns import ResultColumn
 _COLUMNS: tuple[tuple[ColumnType, TypeCode, bytes], ...] = (
     (ColumnType("int"), TypeCode.LONG, bytes(4)),
     (ColumnType("bit", length=9), TypeCode.BIT, b"\x02\x00\x01"),
-    (ColumnType("decimal", precision=4, scale=2), TypeCode.DECIMAL, b"\x041.25"),
-    (ColumnType("decimal", precision=40, scale=0), TypeCode.DECIMAL, b"\x0217"),
     (ColumnType("date"), TypeCode.DATE, b"\x00"),
     (ColumnType("datetime", fsp=6), TypeCode.DATETIME, b"\x00"),
     (ColumnType("timestamp"), TypeCode.TIMESTAMP, b"\x04\xe8\x07\x01\x01"),
@@ -55,7 +53,7 @@ def warm() -> list[pa.Array]:
 
 def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this package by name."""
-    yield from warm_kernels.kernels_of(numbers, row_packets)
+    yield from warm_kernels.kernels_of(row_packets)
 
 
 if __name__ == "__main__":

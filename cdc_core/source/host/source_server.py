@@ -1,6 +1,6 @@
 """The requirements for a source server: one function per rule, which raises the error of that rule.
 
-`lockstep check` calls each and shows what it raised; the extractor calls `require_all` whenever it connects and stops at
+`lockstep check` calls each and shows what it raised; the extractor calls `require_all` when it connects, which stops at
 the first, so both refuse by the same functions. ADVICE lists what is not refused but worth a warning.
 """
 

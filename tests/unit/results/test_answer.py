@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.errors import RetryLater
 from cdc_core.model.schema import Column, ColumnType
-from cdc_core.results import numbers, result_columns, row_packets, statement
+from cdc_core.results import result_columns, row_packets, statement
 from cdc_core.results import value_columns as values
 from cdc_core.results.answer import Buffer, Located, ResultAnswer
 from cdc_core.results.reading_faults import UnlikeDefinition
@@ -217,24 +216,26 @@ def written(units: int, scale: int) -> str:
     return f"{sign}{digits[:-scale]}.{digits[-scale:]}" if scale else sign + digits
 
 
-def decimals(texts: list[str], precision: int, scale: int) -> list[Decimal] | int:
+def decimals(texts: list[str], precision: int, scale: int) -> list[Decimal]:
     buffer = np.frombuffer("".join(texts).encode() or b"\0", np.uint8).copy()
-    length = np.array([len(text) for text in texts], np.int32)
-    offset = np.cumsum(length, dtype=np.int64) - length
-    words = np.empty((len(texts), 2), np.uint64)
-    bad = numbers.decimals(buffer, offset, length, precision, scale, words)
-    if bad >= 0:
-        return bad
-    kind = pa.decimal128(precision, scale)
-    found: list[Decimal] = pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(words)]).to_pylist()
+    length = np.array([[len(text) for text in texts]], np.int32)
+    located = Located(buffer, np.cumsum(length, axis=1, dtype=np.int64) - length, length)
+    selected = values.selected(Column("d", ColumnType("decimal", precision=precision, scale=scale)))
+    found: list[Decimal] = values.decode(selected, located, 0, "d.t")[0].to_pylist()
     return found
 
 
 def test_fewer_digits_than_the_scale_are_filled_with_zeros_and_more_refused() -> None:
     assert decimals(["1.5", "-2", "0.125"], 10, 3) == [Decimal("1.500"), Decimal("-2.000"), Decimal("0.125")]
-    for text in ("", "-", ".", "1.2345", "1e5", "12345678", "1.2.3", "+1", " 1", "--1", "NaN"):
-        assert decimals(["1.000", text], 10, 3) == 1, text
+    for text in ("", "-", ".", "1.2345", "12345678", "1.2.3", " 1", "--1", "NaN", "1e8"):
+        with raises(RetryLater, "connection.unreachable", match="not a decimal"):
+            decimals(["1.000", text], 10, 3)
     assert decimals(["0"], 1, 0) == [Decimal(0)]
+    assert decimals(["1e3", "+1"], 10, 3) == [Decimal(1000), Decimal(1)]
+
+
+def test_a_decimal_of_more_digits_than_arrow_has_is_text_without_zeros_before_it() -> None:
+    assert decimals(["000", "007.10", "0.5", "-0.5", "10"], 40, 2) == ["0", "7.10", "0.5", "-0.5", "10"]
 
 
 def test_the_type_of_a_decimal_expression_has_room_for_all_its_digits() -> None:
