@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.binlog import addresses, charsets, decimal, json_kernels, kernels, temporal
-from cdc_core.binlog import wide as wide_sets
+from cdc_core.binlog import addresses, charsets, code_tables, decimal, json_kernels, kernels, temporal
 from cdc_core.binlog.json import JsonError, json_text
 from cdc_core.binlog.scan import Bytes, Ints, Longs
 from cdc_core.binlog.table_map import TypeCode
@@ -206,15 +205,12 @@ def _binary(values: _Values) -> _Decoded:
 
 def _text(values: _Values) -> _Decoded:
     charset = values.column.type.charset
-    table = charsets.single_byte(charset)
     if charset in charsets.UTF8 or charset == charsets.BINARY:
         array, high = _values_of(pa.string(), values.buffer, values.offset, values.length)
         return (array, None) if not high or _is_utf8(array) else _each_text(values)
+    table = charsets.code_table(charset)
     if table is not None:
-        return _widened(values, table)
-    wide = wide_sets.wide(charset)
-    if wide is not None:
-        return _narrowed(values, wide)
+        return _converted(values, table)
     raise charset_refused(values.column, values.where(0) if len(values.offset) else "")
 
 
@@ -235,25 +231,12 @@ def _is_utf8(array: pa.StringArray) -> bool:
     return True
 
 
-def _widened(values: _Values, table: charsets.SingleByte) -> _Decoded:
-    sizes = np.empty(len(values.offset), np.int64)
-    if not table.complete and kernels.has_gap(values.buffer, values.offset, values.length, table.width):
-        return _each_text(values)
-    kernels.widened_sizes(values.buffer, values.offset, values.length, table.width, sizes)
-    ends = _ends(sizes)
-    out = np.empty(int(ends[-1]), np.uint8)
-    kernels.widen(values.buffer, values.offset, values.length, table.width, table.utf8, ends, out)
-    buffers = [_validity(values.valid), pa.py_buffer(ends), pa.py_buffer(out)]
-    return pa.Array.from_buffers(pa.string(), len(ends) - 1, buffers), None
-
-
-def _narrowed(values: _Values, wide: wide_sets.Wide) -> _Decoded:
-    """Texts of a multi-byte character set."""
+def _converted(values: _Values, table: code_tables.CodeTable) -> _Decoded:
     size = np.empty(len(values.offset), np.int64)
-    bad = wide_sets.sizes(values.buffer, values.offset, values.length, wide.form, wide.points, size)
+    bad = code_tables.sizes(values.buffer, values.offset, values.length, table.form, table.points, size)
     ends = _ends(np.maximum(size, 0))
     out = np.empty(int(ends[-1]), np.uint8)
-    wide_sets.encode(values.buffer, values.offset, values.length, wide.form, wide.points, ends, out)
+    code_tables.encode(values.buffer, values.offset, values.length, table.form, table.points, ends, out)
     buffers = [_validity(values.valid & (size >= 0)), pa.py_buffer(ends), pa.py_buffer(out)]
     array = pa.Array.from_buffers(pa.string(), len(size), buffers)
     return array, _hex_literals(values, np.flatnonzero(size < 0).tolist() if bad else [])

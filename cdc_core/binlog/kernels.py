@@ -81,38 +81,6 @@ def copy(buf, off, length, ends, out):
 
 
 @kernel
-def has_gap(buf, off, length, width):
-    """Whether a value contains a code without a character."""
-    for i in range(off.shape[0]):
-        for k in range(length[i]):
-            if width[buf[off[i] + k]] == 0:
-                return True
-    return False
-
-
-@kernel
-def widened_sizes(buf, off, length, width, out):
-    """Bytes that each value takes in UTF-8, by the width of each of the 256 codes."""
-    for i in range(off.shape[0]):
-        n = np.int64(0)
-        for k in range(length[i]):
-            n += width[buf[off[i] + k]]
-        out[i] = n
-
-
-@kernel
-def widen(buf, off, length, width, utf8, ends, out):
-    """Text of a single-byte character set as UTF-8; utf8: [256, 4], the bytes of each code."""
-    for i in range(off.shape[0]):
-        d = np.int64(ends[i])
-        for k in range(length[i]):
-            c = buf[off[i] + k]
-            for j in range(width[c]):
-                out[d] = utf8[c, j]
-                d += 1
-
-
-@kernel
 def set_sizes(value, valid, label_end, out):
     """Bytes of each SET's text; -1 for a member that the definition does not have."""
     members = label_end.shape[0] - 1

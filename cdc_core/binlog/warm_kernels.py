@@ -42,8 +42,6 @@ _COLUMNS: tuple[tuple[ColumnType, int, int, bytes], ...] = (
     (ColumnType("time", fsp=1), TypeCode.TIME2, 1, b"\x80" + bytes(3)),
     (ColumnType("varchar", length=5, charset="utf8mb4"), TypeCode.VARCHAR, 20, b"\x01a"),
     (ColumnType("varchar", length=5, charset="latin1"), TypeCode.VARCHAR, 5, b"\x01a"),
-    (ColumnType("varchar", length=5, charset="ascii"), TypeCode.VARCHAR, 5, b"\x01a"),
-    (ColumnType("varchar", length=5, charset="gbk"), TypeCode.VARCHAR, 10, b"\x01a"),
     (ColumnType("binary", length=2), TypeCode.STRING, 2, b"\x00"),
     (ColumnType("set", labels=("a", "b"), charset="utf8mb4"), TypeCode.SET, 1, b"\x03"),
     (ColumnType("uuid"), TypeCode.STRING, 16, b"\x00"),
@@ -93,9 +91,9 @@ def _warm_fast_path() -> None:
 
 def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this package by name."""
-    from cdc_core.binlog import addresses, kernels, temporal, wide
+    from cdc_core.binlog import addresses, code_tables, kernels, temporal
 
-    yield from kernels_of(scan, kernels, temporal, addresses, wide, framing, ordinary, json_kernels)
+    yield from kernels_of(scan, kernels, temporal, addresses, code_tables, framing, ordinary, json_kernels)
 
 
 def kernels_of(*modules: ModuleType) -> Iterator[tuple[str, Any]]:

@@ -25,8 +25,6 @@ _COLUMNS: tuple[tuple[ColumnType, TypeCode, bytes], ...] = (
     (ColumnType("time", fsp=1), TypeCode.TIME, b"\x00"),
     (ColumnType("varchar", length=5, charset="utf8mb4"), TypeCode.VAR_STRING, b"\x01a"),
     (ColumnType("varchar", length=5, charset="latin1"), TypeCode.VAR_STRING, b"\x01a"),
-    (ColumnType("varchar", length=5, charset="ascii"), TypeCode.VAR_STRING, b"\x01a"),
-    (ColumnType("varchar", length=5, charset="gbk"), TypeCode.VAR_STRING, b"\x01a"),
     (ColumnType("binary", length=2), TypeCode.STRING, b"\x02ab"),
     (ColumnType("enum", labels=("", "b"), charset="utf8mb4"), TypeCode.LONGLONG, b"\x01" + bytes(7)),
     (ColumnType("set", labels=("a", "b"), charset="binary"), TypeCode.LONGLONG, b"\x03" + bytes(7)),

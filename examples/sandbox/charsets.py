@@ -1,8 +1,8 @@
 """`python -m examples.sandbox.charsets`: writes cdc_core/binlog/data/wide.npz, what the servers themselves say.
 
 Every code of every character set of more than one byte is converted by MySQL 9 and by MariaDB. Where both have a
-set they must agree on all of it, or nothing is written. The arrays are laid out as cdc_core/binlog/wide.py says, as
-differences between neighbours, which pack better.
+set they must agree on all of it, or nothing is written. The arrays are laid out as cdc_core/binlog/code_tables.py says,
+as differences between neighbours, which pack better.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cdc_core.binlog.wide import BEYOND, FIRST_PLANE, FORMS, PLUS_8F, PLUS_FOUR, UTF32
+from cdc_core.binlog.code_tables import BEYOND, FIRST_PLANE, FORMS, PLUS_8F, PLUS_FOUR, UTF32
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer

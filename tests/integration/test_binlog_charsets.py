@@ -4,7 +4,7 @@ and read of a table as it is in the log."""
 from __future__ import annotations
 
 from cdc_core.binlog import charsets as text
-from cdc_core.binlog.wide import FORMS, PLUS_FOUR
+from cdc_core.binlog.code_tables import PLUS_FOUR, SINGLE
 from examples.sandbox.charsets import charsets_of, codes, four, said
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.selected_rows import inserted, opened, read, require_equal
@@ -15,8 +15,9 @@ _UNICODE = {"ucs2": "utf-16-be", "utf16": "utf-16-be", "utf16le": "utf-16-le", "
 
 
 def _codes_of(charset: str) -> list[bytes]:
-    form = FORMS.get(charset)
-    if text.single_byte(charset) is not None:
+    table = text.code_table(charset)
+    form = None if table is None else table.form
+    if form == SINGLE:
         return [bytes([code]) for code in range(256)]
     if form is not None and form <= PLUS_FOUR:
         beyond = [four(number) for number in range(189_000, 1_237_576, 997)] if form == PLUS_FOUR else []

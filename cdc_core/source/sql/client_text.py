@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from cdc_core.binlog.charsets import BINARY, UTF8, collations, single_byte
-from cdc_core.binlog.wide import FORMS, wide
+from cdc_core.binlog.charsets import BINARY, UTF8, code_table, collations
+from cdc_core.binlog.code_tables import FORMS
 
 UNKNOWN_CHARACTER = "\udcff"
 _SWE7 = "swe7"
@@ -66,16 +66,16 @@ def _wide_clients() -> frozenset[str]:
 @cache
 def _single_byte_characters(charset: str) -> tuple[str, ...]:
     """The character of each byte. A byte above 127 is never syntax, whatever it looks like."""
-    table = single_byte(charset)
+    table = code_table(charset)
     characters = [chr(code) for code in range(128)]
     for code in range(128, 256):
-        text = "" if table is None else table.utf8[code, : table.width[code]].tobytes().decode()
+        text = "" if table is None else table.decode(bytes([code])) or ""
         characters.append(text if text and not text.isascii() else chr(0xDC00 + code))
     return tuple(characters)
 
 
 def _decode_wide(sql: bytes, charset: str) -> str | None:
-    table = wide(charset)
+    table = code_table(charset)
     assert table is not None
     first, seconds = _SECOND_BYTES.get(charset, ((1, 0), ()))
     found: list[str] = []

@@ -1,11 +1,12 @@
-"""Multi-byte character sets: texts to UTF-8, whole columns at a time.
+"""Character sets other than UTF-8: texts to UTF-8, whole columns at a time.
 
 data/wide.npz was written by real servers (`python -m examples.sandbox.charsets`; MySQL 9.7 and MariaDB 11.4 agree on
-every code that both have). In all these sets a byte below 128 is itself, and no byte that is a character begins a
-longer one, so that a text is read in one way only. Each set is one array of code points, 0 for none, indexed by
+every code that both have), the tables of one byte likewise. No byte that is a character begins a longer one, so that a
+text is read in one way only. Each set is one array of code points, 0 for none (and for byte 0), indexed by
 
-    a byte, or two bytes big-endian                      up to 0xFFFF
-    PLUS_8F: after a byte 8F, two more                  from 0x10000
+    SINGLE: a byte
+    TWO: a byte, or two bytes big-endian                 up to 0xFFFF
+    PLUS_8F: after a byte 8F, two more                   from 0x10000
     PLUS_FOUR (gb18030): 81..FE 30..39 81..FE 30..39     from 0x10000, counted in that order; the planes above the
                                                          first by rule, from 90308130 = U+10000 on
 
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from cdc_core.binlog.compiled import kernel
 
-TWO, PLUS_8F, PLUS_FOUR, UTF16_BIG, UTF16_LITTLE, UCS2, UTF32 = range(7)
+SINGLE, TWO, PLUS_8F, PLUS_FOUR, UTF16_BIG, UTF16_LITTLE, UCS2, UTF32 = range(8)
 FORMS = {
     "big5": TWO, "cp932": TWO, "euckr": TWO, "gb2312": TWO, "gbk": TWO, "sjis": TWO, "eucjpms": PLUS_8F,
     "ujis": PLUS_8F, "gb18030": PLUS_FOUR, "utf16": UTF16_BIG, "utf16le": UTF16_LITTLE, "ucs2": UCS2, "utf32": UTF32,
@@ -35,8 +36,8 @@ FIRST_PLANE = 39420
 
 
 @dataclass(frozen=True, slots=True)
-class Wide:
-    """form: how codes are read. points: uint16, the code point of each code; empty for the Unicode forms."""
+class CodeTable:
+    """form: how codes are read. points: uint16, the code point of each code; zeros for the Unicode forms."""
 
     form: int
     points: npt.NDArray[np.uint16]
@@ -53,17 +54,17 @@ class Wide:
 
 
 @cache
-def wide(charset: str) -> Wide | None:
-    """The table of a character set, None for one that is not of this kind."""
+def wide(charset: str) -> CodeTable | None:
+    """The table of a set of more than one byte, None for any other."""
     form = FORMS.get(charset)
     if form is None:
         return None
-    points = np.zeros(0, np.uint16)
+    points = np.zeros(256, np.uint16)
     if form <= PLUS_FOUR:
         with resources.files("cdc_core.binlog").joinpath("data", "wide.npz").open("rb") as file, np.load(file) as data:
             points = np.cumsum(data[charset], dtype=np.uint16)
     points.flags.writeable = False
-    return Wide(form, points)
+    return CodeTable(form, points)
 
 
 @kernel
@@ -86,17 +87,15 @@ def _unicode(buf, at, left, form):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _character(buf, at, left, form, points):  # type: ignore[no-untyped-def]
-    """The code point at `at`, of `left` bytes, and how many it takes: 0 where there is none."""
+def _longer(buf, at, left, form, points):  # type: ignore[no-untyped-def]
+    """The code point at `at`, of `left` bytes, and how many it takes, where the first alone has no code point: 0 where
+    there is none."""
     if form > PLUS_FOUR:
         return _unicode(buf, at, left, form)
     first = np.int64(buf[at])
-    if first < 128:
-        return first, 1
-    point = np.int64(points[first])
-    if point:
-        return point, 1
-    if left < 2:
+    if not first:
+        return 0, 1
+    if form == SINGLE or left < 2:
         return 0, 0
     second = np.int64(buf[at + 1])
     if form == PLUS_8F and first == 0x8F:
@@ -132,12 +131,14 @@ def sizes(buf, off, length, form, points, out):  # type: ignore[no-untyped-def]
         at = off[i]
         end = at + max(length[i], 0)
         while at < end:
-            point, took = _character(buf, at, end - at, form, points)
-            if took == 0:
-                n = np.int64(-1)
-                bad += 1
-                break
-            n += 1 if point < 0x80 else 2 if point < 0x800 else 3 if point < 0x10000 else 4
+            point, took = np.int64(points[buf[at]]), 1
+            if not point:
+                point, took = _longer(buf, at, end - at, form, points)
+                if took == 0:
+                    n = np.int64(-1)
+                    bad += 1
+                    break
+            n += 1 + (point > 0x7F) + (point > 0x7FF) + (point > 0xFFFF)
             at += took
         out[i] = n
     return bad
@@ -150,7 +151,9 @@ def encode(buf, off, length, form, points, ends, out):  # type: ignore[no-untype
         at = off[i]
         d = np.int64(ends[i])
         while d < ends[i + 1]:
-            point, took = _character(buf, at, off[i] + length[i] - at, form, points)
+            point, took = np.int64(points[buf[at]]), 1
+            if not point:
+                point, took = _longer(buf, at, off[i] + length[i] - at, form, points)
             at += took
             if point < 0x80:
                 out[d] = point
