@@ -1,8 +1,8 @@
 """Character sets other than UTF-8: texts to UTF-8, whole columns at a time.
 
 data/wide.npz was written by real servers (`python -m examples.sandbox.charsets`; MySQL 9.7 and MariaDB 11.4 agree on
-every code that both have), the tables of one byte likewise. No byte that is a character begins a longer one, so that a
-text is read in one way only. Each set is one array of code points, 0 for none (and for byte 0), indexed by
+every code that both have); charsets.py has the sets of one byte. No byte that is a character begins a longer one, so
+that a text is read in one way only. Each set is one array of code points, 0 for none (and for byte 0), indexed by
 
     SINGLE: a byte
     TWO: a byte, or two bytes big-endian                 up to 0xFFFF

@@ -37,20 +37,20 @@ class Gtid:
         return f"{self.sid}:{self.tag}:{self.gno}" if self.tag else f"{self.sid}:{self.gno}"
 
 
+_SID_AND_GNO = struct.Struct("<x16sQ")
+
+
 def parse_gtid(event: Event) -> Gtid:
     """flags u8, sid 16, gno i64, 2 u8, last committed i64, sequence number i64; since 8.0: immediate commit time
     u56 (bit 55: the original one follows), length lenenc, server version u32 (bit 31: original follows), ticket."""
     if event.header.type == EventType.GTID_TAGGED:
         return _parse_gtid_tagged(event)
     read = event.cursor()
-    read.u8()
-    sid = read.take(16)
-    gno = _number(read, read.uint(8))
+    sid, gno = _SID_AND_GNO.unpack(read.take(_SID_AND_GNO.size))
+    _number(read, gno)
     immediate = original = 0
-    if read.left:
-        if (kind := read.u8()) != 2:
-            raise read.error(f"logical timestamps of kind {kind}, not 2")
-        read.take(16)
+    if read.left and (kind := read.take(17)[0]) != 2:
+        raise read.error(f"logical timestamps of kind {kind}, not 2")
     if read.left:
         immediate = original = read.uint(7)
         if immediate >> 55:
@@ -64,27 +64,7 @@ def parse_gtid(event: Event) -> Gtid:
         read.uint(8)  # commit group ticket, internal to the server
     read.end()
     anonymous = event.header.type == EventType.ANONYMOUS_GTID
-    return Gtid("" if anonymous else str(UUID(bytes=sid)), 0 if anonymous else gno, "", immediate, original)
-
-
-_HEAD = struct.Struct("<x16sq17xIHB")
-"""flags u8, sid, gno i64, kind u8 and two i64 of logical time, then 56 bits of commit time."""
-_KIND_AT = 25
-_LOGICAL_TIMESTAMPS = 2
-_COMMIT_TIME = (1 << 55) - 1
-
-
-def parse_gtid_head(event: Event) -> tuple[str, int]:
-    """`Gtid.text` and `Gtid.immediate_commit_ts_us`: for MySQL 8 and later, read from their fixed offsets alone."""
-    body, code = event.body, event.header.type
-    if code == EventType.GTID_TAGGED or len(body) < _HEAD.size or body[_KIND_AT] != _LOGICAL_TIMESTAMPS:
-        gtid = parse_gtid(event)
-        return gtid.text, gtid.immediate_commit_ts_us
-    sid, number, low, middle, high = _HEAD.unpack_from(body)
-    if number < 0:
-        _number(event.cursor(), number)
-    commit_ts_us = (low | middle << 32 | high << 48) & _COMMIT_TIME
-    return (f"{_sid_text(sid)}:{number}" if code == EventType.GTID else ""), commit_ts_us
+    return Gtid("" if anonymous else _sid_text(sid), 0 if anonymous else gno, "", immediate, original)
 
 
 @lru_cache(maxsize=256)
@@ -122,7 +102,7 @@ def _parse_gtid_tagged(event: Event) -> Gtid:
     if missing or len(sid) != 16:
         raise read.error(f"fields {missing or [1]} are missing")
     immediate = values[6]
-    return Gtid(str(UUID(bytes=sid)), _number(read, values[2]), tag, immediate, values.get(7, immediate))
+    return Gtid(_sid_text(sid), _number(read, values[2]), tag, immediate, values.get(7, immediate))
 
 
 def _number(read: WireCursor, number: int) -> int:

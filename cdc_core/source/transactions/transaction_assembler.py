@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events
 from cdc_core.binlog.event_headers import Event, EventType, parse_rotate, parse_xa_prepare, type_name
 from cdc_core.binlog.fragments import RowFragments
-from cdc_core.binlog.gtid import parse_gtid_head, parse_mariadb_gtid
+from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
 from cdc_core.binlog.rows_event import ROW_EVENTS
 from cdc_core.errors import LockstepError
 from cdc_core.model.block import Block, EntryKind
@@ -308,7 +308,8 @@ class TransactionAssembler:
         return ()
 
     def _begin_mysql(self, event: Event) -> Iterable[Block]:
-        return self._begin(event, Mark.GTID_OF_STATEMENT, *parse_gtid_head(event))
+        gtid = parse_gtid(event)
+        return self._begin(event, Mark.GTID_OF_STATEMENT, gtid.text, gtid.immediate_commit_ts_us)
 
     def _begin_mariadb(self, event: Event) -> Iterable[Block]:
         gtid = parse_mariadb_gtid(event)

@@ -159,7 +159,7 @@ class MadeWire(Wire):
             body = struct.pack("<QIB", number, sid, flags | (2 if skip else 0)) + (bytes(8) if skip else b"")
             self.send(EventType.MARIADB_GTID, body.ljust(19, b"\0"))
             return
-        times = struct.pack("<Q", commit_ts)[:7]
+        times = struct.pack("<Q", commit_ts)[:7] * (2 if commit_ts >> 55 else 1)
         body = b"\1" + SIDS[sid] + struct.pack("<qBqq", number, 2, 3, 4) + times + b"\xfc\x10\x01"
         self.send(EventType.ANONYMOUS_GTID if anonymous else EventType.GTID, body)
         if not flags & 1:
