@@ -62,7 +62,7 @@ def parse_gtid(event: Event) -> Gtid:
         read.uint(4)
     if read.left:
         read.uint(8)  # commit group ticket, internal to the server
-    read.end()
+    # No end is required here: releases have appended fields, and the fast path reads none of them.
     anonymous = event.header.type == EventType.ANONYMOUS_GTID
     return Gtid("" if anonymous else _sid_text(sid), 0 if anonymous else gno, "", immediate, original)
 
