@@ -47,7 +47,6 @@ _POSITIONS = pa.schema(
         pa.field("pos", pa.int64(), False, {_FIELD_ID: str(_POS_ID).encode()}),
     ]
 )
-_NO_METRICS = {"write.metadata.metrics.default": "none"}
 
 
 @dataclass(frozen=True)

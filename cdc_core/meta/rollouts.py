@@ -30,12 +30,12 @@ def alterer_of(pipeline: str, target: str) -> str:
 
 def unfinished(rollout: Rollout) -> Refused:
     """A rollout that is open, to whoever would begin another one, and to `lockstep status`."""
+    back = ", or take it back with `lockstep ddl run` of the same file and --down" if rollout.direction == "up" else ""
     return Refused(
         f"{rollout.name} ({rollout.direction}) has not reached all shards of {rollout.target!r}.",
         where=rollout.name,
         code="ddl.open",
-        remedy=f"finish it with `lockstep ddl resume {rollout.pipeline} --target {rollout.target}`, or take it back "
-        "with `lockstep ddl run` of the same file and --down",
+        remedy=f"finish it with `lockstep ddl resume {rollout.pipeline} --target {rollout.target}`{back}",
     )
 
 

@@ -36,6 +36,7 @@ from cdc_core.model.staged_columns import (
     SEQ,
     SOURCE,
     TS,
+    LiteralEntries,
 )
 from cdc_core.stage.objects import PartOutput
 
@@ -188,12 +189,18 @@ class PartFile:
 
 
 def row_weights(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Bytes of values of each row, the same however the rows are sliced; bookkeeping weighs the same in each."""
+    """Bytes of values of each row, the same however the rows are sliced. Bookkeeping weighs the same in each, but for
+    literals, which may be whole texts."""
     names = [field.name for field in BOOKKEEPING]
     weights = np.full(rows.num_rows, _BOOKKEEPING_BYTES, np.int64)
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if field.name not in names:
             _add_weight(weights, column)
+    literal = rows.column(LITERAL)
+    if literal.null_count < len(literal):
+        entries = LiteralEntries.of(literal)
+        sizes = pc.add(pc.binary_length(entries.name), pc.binary_length(entries.text))
+        np.add.at(weights, entries.row, sizes.to_numpy(zero_copy_only=False))
     return weights
 
 

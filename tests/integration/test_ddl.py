@@ -211,6 +211,26 @@ def test_an_error_of_a_shard_stops_the_waves_after_it_and_the_canary_stops_all(s
 
 
 @FIRST_MARIADB
+@pytest.mark.parametrize("first", ["", "ALTER TABLE orders ADD COLUMN note INT NULL;"])
+def test_what_no_shard_takes_to_its_end_is_taken_back_wherever_each_shard_is(shards: Shards, first: str) -> None:
+    undone = "ALTER TABLE orders DROP COLUMN note;" if first else ""
+    text = (
+        f"-- migrate:up\n{first}\nALTER TABLE orders ADD UNIQUE KEY u (v);\n"
+        f"-- migrate:down\nALTER TABLE orders DROP INDEX u;\n{undone}"
+    )
+    shards.on(f"INSERT INTO {shards.name}_1.orders_1 VALUES (5, 1), (21, 1)")
+    with raises("ddl.refused"):
+        shards.rolled(text, canary=5)
+    assert [name for name, found in shards.columns().items() if "note" in found] == (
+        [f"{shards.name}_1.orders_1"] if first else []
+    )
+    assert shards.rolled(text, "down").done
+    assert shards.equal == ["id", "v", "PRIMARY"]
+    assert shards.work.opened.meta.rollouts.latest("shards").state == DONE
+    assert shards.rolled().done, "another file may begin"
+
+
+@FIRST_MARIADB
 def test_in_a_wave_what_was_begun_ends_and_the_next_wave_does_not_begin(shards: Shards) -> None:
     text = "ALTER TABLE orders ADD UNIQUE KEY u (v)"
     shards.on(f"INSERT INTO {shards.name}_0.orders_2 VALUES (2, 1), (18, 1)")

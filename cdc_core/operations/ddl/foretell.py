@@ -50,9 +50,11 @@ def foretell(
     shard: ShardTable,
     statements: Sequence[ScriptStatement],
     *,
+    lacking: Sequence[ScriptStatement] = (),
     copies: bool = False,
 ) -> Foretold:
-    """copies: a statement that copies the table is accepted, if it is the only one.
+    """lacking: what the table lacks of the definition that the statements begin with. copies: a statement that copies
+    the table is accepted, if it is the only one.
 
     Raises Refused (target.table, ddl.copies, ddl.refused), and target_faults' errors."""
     before = fingerprint(connection, shard.database, shard.table)
@@ -76,7 +78,11 @@ def foretell(
                     code="ddl.copies",
                     remedy="alter tables with foreign keys or a DATA DIRECTORY by hand",
                 )
-            prints, ways = [before.digest], []
+            for statement in lacking:
+                _tried(connection, shard, trial, statement, copies=True)
+            begun = fingerprint(connection, shard.database, trial) if lacking else before
+            assert begun is not None  # nobody else drops the copy
+            prints, ways = [begun.digest], []
             for statement in statements:
                 ways.append(_tried(connection, shard, trial, statement, copies=copies and len(statements) == 1))
                 after = fingerprint(connection, shard.database, trial)

@@ -91,13 +91,15 @@ class DecidedTable:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """rollout: the one that is open, or None. tables: in the script's order. problems: what speaks against it."""
+    """rollout: the one that is open, or None. taken_back: one that is open, of whose statements these are the reverse.
+    tables: in the script's order. problems: what speaks against it."""
 
     script: Script
     direction: str
     text: str
     tables: tuple[DecidedTable, ...]
     rollout: Rollout | None = None
+    taken_back: Rollout | None = None
     problems: tuple[LockstepError, ...] = ()
 
     @property
@@ -154,24 +156,42 @@ def decide(work: RolloutWork, text: str, name: str, direction: str, options: Opt
             remedy=f"write them below a line `-- migrate:{direction}`",
         )
     former = work.opened.meta.rollouts.latest(work.target.name)
+    same = former if former is not None and (former.script, former.direction) == (text, direction) else None
+    reverse = former if former is not None and _takes_back(former, text, direction) else None
     problems: list[LockstepError] = []
-    same = former is not None and (former.script, former.direction) == (text, direction)
-    if former is not None and former.state == OPEN and not same and not _takes_back(former, text, direction):
-        problems.append(unfinished(former))
-    if former is not None and former.state == OPEN and (same or _takes_back(former, text, direction)):
-        problems += _layout_problems(work, former)
+    if former is not None and former.state == OPEN:
+        problems += _layout_problems(work, former) if same or reverse else [unfinished(former)]
     decided = []
     for logical in dict.fromkeys(statement.logical for statement in statements):
-        of_table = tuple(statement for statement in statements if statement.logical == logical)
-        table, errors = _decided(work, logical, of_table, options, former if same else None)
+        of_table = _of_table(statements, logical)
+        undone = _Undone(reverse, _of_table(script.up, logical)) if reverse is not None else None
+        table, errors = _decided(work, logical, of_table, options, same, undone)
         decided.append(table)
         problems += errors or _held_columns(work, table)
-    rollout = former if same and former is not None and former.state == OPEN else None
-    return Decided(script, direction, text, tuple(decided), rollout, tuple(problems))
+    rollout, taken_back = (one if one is not None and one.state == OPEN else None for one in (same, reverse))
+    return Decided(script, direction, text, tuple(decided), rollout, taken_back, tuple(problems))
+
+
+def _of_table(statements: Sequence[ScriptStatement], logical: str) -> tuple[ScriptStatement, ...]:
+    return tuple(statement for statement in statements if statement.logical == logical)
 
 
 def _takes_back(former: Rollout, text: str, direction: str) -> bool:
     return direction == "down" and former.direction == "up" and former.script == text
+
+
+@dataclass(frozen=True, slots=True)
+class _Undone:
+    """A rollout that may have stopped anywhere, and its statements of one table."""
+
+    rollout: Rollout
+    statements: tuple[ScriptStatement, ...]
+
+    def lacking(self, shard: RolloutShard, logical: str) -> tuple[ScriptStatement, ...]:
+        """The statements that the shard has not been given: its definition is taken back from behind them."""
+        told = _told(self.rollout, shard.server, logical)
+        place = told.place(shard.found) if told is not None and shard.found is not None else None
+        return () if place is None else self.statements[place:]
 
 
 def _layout_problems(work: RolloutWork, rollout: Rollout) -> Iterator[Refused]:
@@ -190,7 +210,12 @@ def _layout_problems(work: RolloutWork, rollout: Rollout) -> Iterator[Refused]:
 
 
 def _decided(
-    work: RolloutWork, logical: str, statements: tuple[ScriptStatement, ...], options: Options, former: Rollout | None
+    work: RolloutWork,
+    logical: str,
+    statements: tuple[ScriptStatement, ...],
+    options: Options,
+    former: Rollout | None,
+    undone: _Undone | None,
 ) -> tuple[DecidedTable, list[LockstepError]]:
     """former: the latest rollout, if it is of the same statements: what they make of a table was foretold then."""
     places = shard_tables(work.target, logical)
@@ -219,7 +244,8 @@ def _decided(
             foretold[server] = told
         elif of_server:
             try:
-                foretold[server] = _foretold(work, of_server, statements, options)
+                lacking = partial(undone.lacking, logical=logical) if undone is not None else lambda _: ()
+                foretold[server] = _foretold(work, of_server, statements, lacking, options)
             except LockstepError as error:
                 if error.retriable:
                     raise
@@ -243,7 +269,11 @@ def _knows(told: Foretold, shard: RolloutShard) -> bool:
 
 
 def _foretold(
-    work: RolloutWork, shards: Sequence[RolloutShard], statements: Sequence[ScriptStatement], options: Options
+    work: RolloutWork,
+    shards: Sequence[RolloutShard],
+    statements: Sequence[ScriptStatement],
+    lacking: Callable[[RolloutShard], Sequence[ScriptStatement]],
+    options: Options,
 ) -> Foretold:
     """From the definition by which most shards are known: others may have the statements behind them already."""
     best: tuple[int, Foretold] | None = None
@@ -253,7 +283,9 @@ def _foretold(
         try:
             # Two at once would drop each other's empty copy, and foretell from half of the statements.
             with _session(work, base.place) as connection, _alone(connection, base.place, options.patience_s):
-                told = foretell(connection, base.place, statements, copies=bool(options.copy_with))
+                told = foretell(
+                    connection, base.place, statements, lacking=lacking(base), copies=bool(options.copy_with)
+                )
         except LockstepError as error:
             if error.retriable:
                 raise
@@ -338,9 +370,9 @@ def roll(work: RolloutWork, decided: Decided, lease: Lease, options: Options) ->
     """
     if decided.problems:
         raise combined(list(decided.problems))
-    if decided.rollout is None and decided.done:
+    if decided.done and decided.rollout is None and decided.taken_back is None:
         return decided
-    if any(table.copied for table in decided.tables) and not options.copy_with:
+    if not decided.done and any(table.copied for table in decided.tables) and not options.copy_with:
         raise UsageError(
             f"{decided.script.name} copies a table, and no command for copies was given.",
             where="--copy-with",
