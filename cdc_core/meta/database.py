@@ -69,8 +69,8 @@ its lease, which has expired, for as long as its session lives."""
 _STATEMENT_S = 3600.0
 """Lockstep's statements take milliseconds; a migration of large tables takes longer."""
 _DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
-_THERE = frozenset({1050, 1684, "42P07"})
-"""Another process has made the table that this one makes, or is making it."""
+_THERE = frozenset({1050, 1684, "42P07", "42710"})
+"""Another process has made the table that this one makes, or is making it; 42710: PostgreSQL makes its type first."""
 _DENIED = frozenset({"28P01", "28000", "3D000", "42501"})
 
 

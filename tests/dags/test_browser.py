@@ -271,7 +271,7 @@ def test_the_form_of_airflow_names_and_explains_what_a_run_may_choose(log_in: Ca
     form = visit.page.get_by_role("dialog")
     for name, said in {
         "Window start": "Given alone: everything from this time up to the moment of triggering",
-        "Window end": "Empty: everything up to now",
+        "Window end": "Empty: everything up to the moment of triggering",
         "Dry run": "List the staged batches that a run would apply",
         "Accept": "a statement that stopped a source",
         "Targets": "Empty: all targets",
