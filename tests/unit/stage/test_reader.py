@@ -484,7 +484,7 @@ def compare_with_the_model(tmp_path_factory, sources, minimal, keyed, data, cuts
     if not keyed:
         assert Counter(as_read(row) for row in found) == nets(drawn.changes, NAMES)
         return
-    said = {at: winner for at, winner in winners(drawn.changes, NAMES, KEY, apart=True).items() if winner.op == "u"}
+    said = {key: one for key, one in winners(drawn.changes, NAMES, KEY, apart=True).items() if one.op == "u"}
     values = [tuple("?" if isinstance(row.values[name], Unknown) else row.values[name] for name in NAMES)
               for row in said.values()]  # fmt: skip
     assert sorted(map(str, (as_read(row, json.loads(row["_cdc_absent"] or "[]")) for row in found))) == sorted(
