@@ -69,7 +69,8 @@ def versions_of(
         if columns and len(numbers):
             texts = ", ".join(_whole_text(facts, name, as_hex) for name, as_hex in columns.items())
             cursor.execute(f"SELECT _l._n, {texts} FROM {joined}")
-            for number, *texts_of in cursor.fetchall():
+            for number, *held in cursor.fetchall():
+                texts_of = (value.hex().upper() if isinstance(value, bytes) else value for value in held)
                 values[number - 1] = dict(zip(columns, texts_of, strict=True))
             if not is_mariadb(connection):
                 _require_whole_documents(facts, columns, values)
@@ -133,9 +134,9 @@ def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
 
 
 def _whole_text(facts: TableFacts, name: str, as_hex: bool) -> str:
-    """As `as_text`, of values of any length: MariaDB makes null, with a mere warning, of a CAST that is longer than
-    max_allowed_packet."""
-    if not as_hex and facts.by_name[name.lower()].type.base in (*TEXT_BASES, "json"):
+    """As `as_text`, of values of any length, but bytes as they are: MariaDB makes null, with a mere warning, of a CAST,
+    and from 11.8 on of a HEX, that is longer than max_allowed_packet."""
+    if as_hex or facts.by_name[name.lower()].type.base in (*TEXT_BASES, "json"):
         return f"r.{target_name(facts, name)}"
     return as_text(facts, name, as_hex)
 
