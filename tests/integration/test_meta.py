@@ -865,3 +865,21 @@ def test_no_error_of_a_server_shows_the_password(server_url: str) -> None:
             assert secret not in shown
             assert str(url.password) not in shown
     assert found == {"connection.denied": Refused, "connection.unreachable": RetryLater}
+
+
+def test_a_table_whose_type_another_command_is_making_on_postgresql_is_made_again(postgres: Any) -> None:
+    """It makes the type of a table's rows first, and says so."""
+    attempts = []
+
+    def work(connection: Connection) -> None:
+        attempts.append(connection)
+        if len(attempts) == 1:
+            for _ in range(2):
+                connection.execute(text("CREATE TYPE made_at_once AS (one INT)"))
+
+    made = database.Database(exported(str(postgres.url())), "shop", busy_timeout_s=5.0)
+    try:
+        made.write(work)
+    finally:
+        made.close()
+    assert len(attempts) == 2

@@ -146,6 +146,7 @@ def test_consumed_batches_are_skipped_and_named(line: Line) -> None:
 
 def test_a_hole_in_the_positions_is_refused_and_claims_nothing(line: Line, tmp_path: Path) -> None:
     line.stage(*B[:4])
+    line.done("first", targets=[])
     for hole in (1, 3):  # in the middle, and before the stored position
         with sqlite3.connect(tmp_path / "meta.db") as connection:
             saved = connection.execute("SELECT * FROM batch WHERE batch_id = ?", (IDS[hole],)).fetchone()
