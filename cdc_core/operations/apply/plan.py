@@ -121,7 +121,8 @@ def _checked(
             remedy="give a start before the end, both in UTC",
         )
     names = [target.name for target in pipeline.targets]
-    return tuple(map(pipeline.target, choose(names, targets, "target", "targets")))
+    chosen = choose(names, targets, "target", "targets") if targets is None or targets else ()
+    return tuple(map(pipeline.target, chosen))
 
 
 def _plan(

@@ -164,7 +164,7 @@ def decide(work: RolloutWork, text: str, name: str, direction: str, options: Opt
     decided = []
     for logical in dict.fromkeys(statement.logical for statement in statements):
         of_table = _of_table(statements, logical)
-        undone = _Undone(reverse, _of_table(script.up, logical)) if reverse is not None else None
+        undone = _Undone(reverse, logical, _of_table(script.up, logical)) if reverse is not None else None
         table, errors = _decided(work, logical, of_table, options, same, undone)
         decided.append(table)
         problems += errors or _held_columns(work, table)
@@ -185,11 +185,12 @@ class _Undone:
     """A rollout that may have stopped anywhere, and its statements of one table."""
 
     rollout: Rollout
+    logical: str
     statements: tuple[ScriptStatement, ...]
 
-    def lacking(self, shard: RolloutShard, logical: str) -> tuple[ScriptStatement, ...]:
+    def lacking(self, shard: RolloutShard) -> tuple[ScriptStatement, ...]:
         """The statements that the shard has not been given: its definition is taken back from behind them."""
-        told = _told(self.rollout, shard.server, logical)
+        told = _told(self.rollout, shard.server, self.logical)
         place = told.place(shard.found) if told is not None and shard.found is not None else None
         return () if place is None else self.statements[place:]
 
@@ -244,8 +245,7 @@ def _decided(
             foretold[server] = told
         elif of_server:
             try:
-                lacking = partial(undone.lacking, logical=logical) if undone is not None else lambda _: ()
-                foretold[server] = _foretold(work, of_server, statements, lacking, options)
+                foretold[server] = _foretold(work, of_server, statements, undone, options)
             except LockstepError as error:
                 if error.retriable:
                     raise
@@ -272,7 +272,7 @@ def _foretold(
     work: RolloutWork,
     shards: Sequence[RolloutShard],
     statements: Sequence[ScriptStatement],
-    lacking: Callable[[RolloutShard], Sequence[ScriptStatement]],
+    undone: _Undone | None,
     options: Options,
 ) -> Foretold:
     """From the definition by which most shards are known: others may have the statements behind them already."""
@@ -283,9 +283,8 @@ def _foretold(
         try:
             # Two at once would drop each other's empty copy, and foretell from half of the statements.
             with _session(work, base.place) as connection, _alone(connection, base.place, options.patience_s):
-                told = foretell(
-                    connection, base.place, statements, lacking=lacking(base), copies=bool(options.copy_with)
-                )
+                lacking = undone.lacking(base) if undone is not None else ()
+                told = foretell(connection, base.place, statements, lacking=lacking, copies=bool(options.copy_with))
         except LockstepError as error:
             if error.retriable:
                 raise

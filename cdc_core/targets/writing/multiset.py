@@ -254,7 +254,7 @@ def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
     for name in columns:
         column, kind = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type
         if kind.base not in _BYTES:
-            value = as_text(facts, name, False, row)
+            value = as_text(facts, name, row)
         elif kind.labels or (kind.length or _LONG) < _LONG:
             value = f"HEX({column})"
         else:

@@ -121,11 +121,9 @@ def _spread(count: int, numbers: pa.Int64Array, values: pa.BinaryArray) -> pa.Bi
     return values.take(pa.array(at, mask=at < 0))
 
 
-def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
+def as_text(facts: TableFacts, name: str, row: str = "r") -> str:
     """A value of the row `r` as the text that a load takes, exactly."""
     column, base = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type.base
-    if as_hex:
-        return f"HEX({column})"
     if base == "bit":
         column = f"CAST({column} AS UNSIGNED)"
     elif base == "float":
@@ -138,7 +136,7 @@ def _whole_text(facts: TableFacts, name: str, as_hex: bool) -> str:
     and from 11.8 on of a HEX, that is longer than max_allowed_packet."""
     if as_hex or facts.by_name[name.lower()].type.base in (*TEXT_BASES, "json"):
         return f"r.{target_name(facts, name)}"
-    return as_text(facts, name, as_hex)
+    return as_text(facts, name)
 
 
 LARGER_PACKETS = (
