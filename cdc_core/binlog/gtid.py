@@ -42,7 +42,7 @@ _SID_AND_GNO = struct.Struct("<x16sQ")
 
 def parse_gtid(event: Event) -> Gtid:
     """flags u8, sid 16, gno i64, 2 u8, last committed i64, sequence number i64; since 8.0: immediate commit time
-    u56 (bit 55: the original one follows), length lenenc, server version u32 (bit 31: original follows), ticket."""
+    u56 (bit 55: the original one follows). What releases have appended is not read, here as in the fast path."""
     if event.header.type == EventType.GTID_TAGGED:
         return _parse_gtid_tagged(event)
     read = event.cursor()
@@ -56,13 +56,6 @@ def parse_gtid(event: Event) -> Gtid:
         if immediate >> 55:
             immediate &= (1 << 55) - 1
             original = read.uint(7)
-    if read.left:
-        read.lenenc()
-    if read.left and read.uint(4) >> 31:
-        read.uint(4)
-    if read.left:
-        read.uint(8)  # commit group ticket, internal to the server
-    # No end is required here: releases have appended fields, and the fast path reads none of them.
     anonymous = event.header.type == EventType.ANONYMOUS_GTID
     return Gtid("" if anonymous else _sid_text(sid), 0 if anonymous else gno, "", immediate, original)
 

@@ -62,6 +62,7 @@ _HEADER = HEADER_SIZE
 _SERVER_ID_AT = 5  # in the header
 
 _GTID_SID_AT, _GTID_GNO_AT, _GTID_CLOCK_AT, _GTID_COMMIT_TIME_AT, _GTID_SIZE = 1, 17, 25, 42, 49
+_GTID_SIZE_OF_TWO_TIMES = 56
 _GTID_LOGICAL_CLOCK = 2
 _GTID_COMMIT_TIME = (1 << 55) - 1
 
@@ -347,12 +348,14 @@ def _gtid(events, i, names):
     if code in (_GTID, _ANONYMOUS):
         usual = usual and size >= _GTID_SIZE and buf[body + _GTID_CLOCK_AT] == _GTID_LOGICAL_CLOCK
         if usual:
-            commit_ts_us = _little(buf, body + _GTID_COMMIT_TIME_AT, 7) & np.int64(_GTID_COMMIT_TIME)
+            commit_ts_us = _little(buf, body + _GTID_COMMIT_TIME_AT, 7)
+            usual = commit_ts_us <= _GTID_COMMIT_TIME or size >= _GTID_SIZE_OF_TWO_TIMES
+            commit_ts_us &= np.int64(_GTID_COMMIT_TIME)
             if code == _GTID:
                 number = _little(buf, body + _GTID_GNO_AT, 8)
                 sid = body + _GTID_SID_AT
                 name = _name(names, _little(buf, sid, 8), _little(buf, sid + 8, 8), np.int64(0))
-                usual = name >= 0 and number >= 0
+                usual = usual and name >= 0 and number >= 0
     elif code == _MARIADB_GTID:
         usual = usual and size >= _MARIADB_SIZE and buf[body + _MARIADB_FLAGS_AT] & _MARIADB_UNUSUAL == 0
         if usual:

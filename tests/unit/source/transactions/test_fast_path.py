@@ -304,6 +304,8 @@ ORDINARY = [
 @example(False, 100, 1, True)
 @example(True, 599, 1, False)
 @example(True, 14200, 128, False)
+@example(False, 1024, 1, False)  # the length of a transaction says that it has three bytes, and has two
+@example(False, 1023, 128, False)  # a second commit time is announced and absent
 @settings(max_examples=300, deadline=None)
 def test_bent_bytes_end_both_in_the_same_error_at_the_same_place(
     mariadb: bool, at: int, bits: int, checksum: bool
