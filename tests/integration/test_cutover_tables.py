@@ -30,7 +30,7 @@ from cdc_core.targets.bookkeeping.gates import (
 )
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
-from tests.lab.databases import own_database
+from tests.lab.databases import is_newest, own_database
 from tests.lab.refusals import raises
 from tests.lab.waiting import wait_until
 
@@ -138,8 +138,8 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
             locks.release()
         assert {future.result(10) for future in [*before, *after]} == {MOVED}
         # Its snapshot shows an open gate. MariaDB 11.8 does not write on from what is no longer so.
-        newest = server.run("SELECT VERSION()")[0][0].startswith("11.8.")
-        with pytest.raises(pymysql.err.MySQLError, match="has changed since" if newest else "moved by Lockstep"):
+        refusal = "has changed since" if is_newest(server) else "moved by Lockstep"
+        with pytest.raises(pymysql.err.MySQLError, match=refusal):
             cursor.execute(f"INSERT INTO {database}.b VALUES (500, 1)")
     assert closed_gates(places) == {f"{database}.{table}" for table in TABLES}
     closed(places)  # safe to repeat

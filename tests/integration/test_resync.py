@@ -144,16 +144,17 @@ def test_a_column_that_is_defined_again_is_copied_again_only_where_its_values_ma
     line = make_line(tables=RESYNC)
     shape = (
         "(id INT PRIMARY KEY, w VARCHAR(20), e ENUM('b','a'), s SET('x','y'), n INT NOT NULL, at DATETIME(3), "
-        "d DECIMAL(9,2), bin VARBINARY(9), g INT AS (id + 1) STORED)"
+        "d DECIMAL(9,2), bin VARBINARY(9)"
     )
     rows = "(1, 'ж € 😀', 'b', 'x,y', -2147483648, '1000-01-01 00:00:00.999', -9999999.99, X'00FF00'), (2, "
     rows += "'', '', '', 0, NULL, NULL, ''), (3, 'twenty characters !!', 'a', 'y', 2147483647, NULL, 0.01, X'')"
     tables = {f"t{number}": clause for number, clause in enumerate((*KEPT, *BENT))}
     line.origin.execute_on_server(f"SET GLOBAL binlog_row_metadata = {metadata}")
     try:
-        for table in tables:
+        for table, clause in tables.items():
+            generated = ", g INT AS (id + 1) STORED" if " g " in clause else ""
             line.origin.execute(
-                f"CREATE TABLE {table} {shape} DEFAULT CHARSET utf8mb4", "SET SESSION sql_mode = ''",
+                f"CREATE TABLE {table} {shape}{generated}) DEFAULT CHARSET utf8mb4", "SET SESSION sql_mode = ''",
                 f"INSERT INTO {table} (id, w, e, s, n, at, d, bin) VALUES {rows}",
             )  # fmt: skip
         line.drain()

@@ -38,6 +38,7 @@ from tests.integration.beside import beside
 from tests.integration.one_server import FIRST_MARIADB, FIRST_MYSQL
 from tests.integration.replicated import semi_synchronous
 from tests.lab.copying import at_source, copy, in_stage, is_equal, pending_tables, read, stage
+from tests.lab.databases import is_newest
 from tests.lab.lab import Lab
 from tests.lab.origin import Origin, own_origin
 from tests.lab.pipeline_file import target
@@ -543,6 +544,9 @@ def test_a_virtual_column_that_not_all_images_have_tells_no_rows_without_a_key_a
     line.drain()
     assert numbers() == [1, 6, 7, 8]
     state = table_state(line.store, line.chain, "heap").to_pylist()
+    if is_newest(line.origin.sql):  # logs it of inserted rows alone
+        assert "twice" not in state[0]
+        return
     told = {row["n"]: (row["twice"], row["_cdc_absent"]) for row in state}
     assert told[7] == (14, None)
     assert all(twice == 2 * n or "twice" in absent for n, (twice, absent) in told.items())

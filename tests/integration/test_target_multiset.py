@@ -19,6 +19,7 @@ from cdc_core.model.run_plan import WriteCounts
 from cdc_core.targets.reading.table_facts import table_facts
 from cdc_core.targets.writing.multiset import write_copies
 from tests.integration.test_target_session import with_globals
+from tests.lab.databases import is_newest
 from tests.lab.refusals import raises
 from tests.lab.target_rows import Table, Winner, target_table
 
@@ -227,7 +228,7 @@ KINDS: dict[str, tuple[str, pa.DataType, list[Any]]] = {
 }
 
 
-def test_rows_that_differ_in_one_value_of_any_type_are_told_apart(table: Table) -> None:
+def test_rows_that_differ_in_one_value_of_any_type_are_told_apart(table: Table, server: Any) -> None:
     """Each value alone in its row, twice; then one copy of each goes: one of each must be left, the same bytes."""
     columns = ", ".join(f"{column} {declared}" for column, (declared, _, _) in KINDS.items())
     table.query("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
@@ -239,7 +240,8 @@ def test_rows_that_differ_in_one_value_of_any_type_are_told_apart(table: Table) 
         counts = put(kinds, loaded, {"one": batch})
         assert (counts.written, counts.absent) == (len(loaded), 0)
     found = kinds.query(f"SELECT CAST(d AS CHAR) FROM {kinds.facts.name} WHERE d IS NOT NULL")
-    assert sorted(value for (value,) in found) == ["-0", "0", "0.1", "0.10000000000000002", "1e300"]
+    zeros = ["0", "0"] if is_newest(server) else ["-0", "0"]
+    assert sorted(value for (value,) in found) == [*zeros, "0.1", "0.10000000000000002", "1e300"]
     assert kinds.query(f"SELECT COUNT(*) FROM {kinds.facts.name}") == [(len(rows) + 1,)]
 
 

@@ -8,9 +8,15 @@ from contextlib import contextmanager
 
 import pymysql
 
+from examples.sandbox.mariadb import NEWEST
 from examples.sandbox.sql_server import SqlServer
 
 DIRECTORY_NOT_EMPTY = 1010
+
+
+def is_newest(server: SqlServer) -> bool:
+    """Whether the server is a MariaDB 11.8, which has no negative zero, and logs generated columns of inserts only."""
+    return str(server.run("SELECT VERSION()")[0][0]).startswith(f"{NEWEST}.")
 
 
 def fresh_name() -> str:
