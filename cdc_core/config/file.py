@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from cdc_core.config.pipeline import Pipeline
 from cdc_core.config.value_types import URL_LOGIN, WAY_BACK_SUFFIX
@@ -130,15 +130,19 @@ def _keys_at(model: type[BaseModel], path: list[Any]) -> set[str]:
     for depth, part in enumerate(path):
         field = model.model_fields.get(part) if isinstance(part, str) else None
         if field is not None:
-            models = models_in(field.annotation)
+            models = models_in(field.annotation, path)
             return set().union(*(_keys_at(nested, path[depth + 1 :]) for nested in models))
     return set(model.model_fields)
 
 
-def models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any, path: Sequence[Any] | None = None) -> list[type[BaseModel]]:
+    """path: a problem's; of a union's members it names the one that the file has by its tag."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in models_in(part)]
+    tags = [extra.tag for extra in getattr(annotation, "__metadata__", ()) if isinstance(extra, Tag)]
+    if path is not None and tags and tags[0] not in path:
+        return []
+    return [model for part in get_args(annotation) for model in models_in(part, path)]
 
 
 def back_file(file: Path) -> Path:

@@ -43,6 +43,11 @@ def target(**table: Any) -> dict[str, Any]:
     return {"name": "shards", "connections": ["env:T"], "tables": {"orders": table}}
 
 
+def lake(**options: Any) -> dict[str, Any]:
+    catalog = {"type": "sql", "uri": "env:LAKE", "warehouse": "file:///tmp/lake"}
+    return {"name": "lake", "kind": "iceberg", "catalog": catalog, "namespace": "shop", "tables": {"*": {}}, **options}
+
+
 def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position() -> None:
     pipeline = parse(yaml.safe_dump(MINIMAL), where="shop.yaml")
     assert pipeline.schedule == "0 * * * *"
@@ -68,6 +73,8 @@ def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position
         ("tables.include", ["shop.("], "tables.include.0: is not a regular expression"),
         ("tables.include", [], "tables.include: "),
         ("tables.exlude", ["x"], "tables.exlude: there is no such key; did you mean 'exclude'?"),
+        ("targets", [lake(tables={"orders": {"no_key": "rows"}})], "no_key: there is no such key; did you mean 'key'?"),
+        ("targets", [lake(connections=["env:T"])], "no such key; allowed are catalog, keep"),
         ("stage.bucket", "x", "stage.bucket: there is no such key; allowed are compression_level, s3_endpoint"),
         ("sources.0.server_id", "abc", "sources.0.server_id: must be a whole number (got 'abc')"),
         ("sources.0.heartbeat_s", "often", "sources.0.heartbeat_s: must be a number (got 'often')"),
