@@ -60,7 +60,8 @@ def at(
     from cdc_core.operations.lake.cuts_at import views as views_of
 
     if engine not in ("spark", "trino", "duckdb"):
-        raise _argument(f"{engine!r} is not an engine that Lockstep prints SQL for.", "--engine")
+        what = f"{engine!r} is not an engine that Lockstep prints SQL for."
+        raise _argument(what, "--engine", "choose spark, trino or duckdb")
     moment = _moment(call, position, gtid, time)
     chosen = one_lake(call.pipeline, target)
     cut = cut_at(call.store(), chosen, moment)
@@ -87,10 +88,12 @@ def at(
         call.answer({**document, "script": script}, *(Text(line, no_wrap=True, overflow="ignore") for line in script))
         return
     lines = [f"{source}: {where}" for source, where in shown(cut).items()]
+    # An id, to be pasted: without the commas of numbers.
+    rows = [{"mirror": table.name, "snapshot": table.snapshot and str(table.snapshot)} for table in cut_views]
     call.answer(
         document,
         *map(Text, lines),
-        listing(f"cut of {cut.run_id}", tables, "mirror snapshot"),
+        listing(f"cut of {cut.run_id}", rows, "mirror snapshot"),
         *map(Text, lacking),
         *(Text(f"{table['sql']};", no_wrap=True, overflow="ignore") for table in read),
     )
@@ -101,15 +104,16 @@ def _moment(call: PipelineCall, position: str | None, gtid: str | None, time: st
     from cdc_core.operations.lake.cuts_at import CutMoment
 
     if sum(moment is not None for moment in (position, gtid, time)) > 1:
-        raise _argument("Give one of --position, --gtid and --time.", "--position")
+        raise _argument("The moment is given twice.", "--position", "give one of --position, --gtid and --time")
     if gtid == "":
-        raise _argument("--gtid is empty.", "--gtid")
+        raise _argument("--gtid is empty.", "--gtid", "give a GTID set as the server prints it")
     try:
         place = Position.from_text(position) if position is not None else None
     except ValueError as error:
-        raise _argument(f"{error}, such as binlog.000042:1234.", "--position") from None
+        raise _argument(f"{error}.", "--position", "give one such as binlog.000042:1234") from None
     if place is not None and len(call.pipeline.sources) > 1:
-        raise _argument("A position belongs to one source, and the pipeline has several: give --time.", "--position")
+        what = "A position belongs to one source, and the pipeline has several."
+        raise _argument(what, "--position", "give --time")
     return CutMoment(place, gtid or "", time_us(time, "--time") if time is not None else None)
 
 
@@ -139,10 +143,5 @@ def maintain(call: PipelineCall, target: LakeOption = None) -> None:
     call.answer({"target": chosen.name, **asdict(done)}, *map(Text, lines))
 
 
-def _argument(what: str, where: str) -> UsageError:
-    return UsageError(
-        what,
-        where=where,
-        code="usage.argument",
-        remedy="give one moment, and an engine of the three that the help names",
-    )
+def _argument(what: str, where: str, remedy: str) -> UsageError:
+    return UsageError(what, where=where, code="usage.argument", remedy=remedy)

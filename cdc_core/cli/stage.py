@@ -384,7 +384,7 @@ def _moment(text: str, call: PipelineCall) -> AsOf | None:
     try:
         as_of = AsOf(position=Position.from_text(text))
     except ValueError:
-        as_of = AsOf(time_us=time_us(text, "--as-of"))
+        as_of = AsOf(time_us=time_us(text, "--as-of", "a position such as binlog.000042:1234, or "))
     with call.meta() as meta:
         as_of.require_staged({name: meta.positions.checkpoint(name) for name in call.sources(None)})
     return as_of

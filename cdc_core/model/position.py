@@ -132,7 +132,10 @@ class Position:
         match = re.fullmatch(r"(?:timeline (\d+) )?(.+\.\d+):(\d+)", text, re.ASCII)
         if match is None:
             raise ValueError(f"{text!r} is not a position")
-        return cls(int(match[1] or 0), match[2], int(match[3]))
+        try:
+            return cls(int(match[1] or 0), match[2], int(match[3]))
+        except DataAtRisk as error:  # no log has it, so somebody mistyped it
+            raise ValueError(f"{text!r} is not a position: {error.what.rstrip('.')}") from None
 
     def __str__(self) -> str:
         prefix = f"timeline {self.timeline} " if self.timeline else ""

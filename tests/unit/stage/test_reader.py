@@ -566,6 +566,7 @@ def test_a_moment_that_is_not_staged_completely_is_refused():
 def test_a_position_is_read_as_it_is_printed():
     for position in (at(3), Position(2, "my.bin.000077", 1234)):
         assert Position.from_text(str(position)) == position
-    for text in ("2026-11-21T04:00:00Z", "2026-11-21T04:00:00.000001+02:00", "binlog.000001", "binlog:4", ""):
+    times = ("2026-11-21T04:00:00Z", "2026-11-21T04:00:00.000001+02:00")
+    for text in (*times, "binlog.000001", "binlog:4", "binlog.000001:3", "timeline 1024 binlog.000001:4", ""):
         with pytest.raises(ValueError, match="is not a position"):
             Position.from_text(text)
