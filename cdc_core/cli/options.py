@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,15 +62,22 @@ def read_text(file: Path, what: str) -> str:
 
 def write_text(file: Path, text: str) -> None:
     """Raises UsageError (usage.output_file)."""
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Raises UsageError (usage.output_file) where the system does not let the file or folder be written."""
+    try:
+        yield
     except OSError as error:
         raise UsageError(
-            f"Cannot write {file}: {error.strerror}.",
-            where=str(file),
+            f"Cannot write {place}: {error.strerror}.",
+            where=str(place),
             code="usage.output_file",
-            remedy="choose another -o FILE",
+            remedy="choose another place with -o",
         ) from None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import PartialOption, SourcesOption, age_us, require_free, time_us
+from cdc_core.cli.options import PartialOption, SourcesOption, age_us, require_free, time_us, writing
 from cdc_core.cli.output import listing, table
 from cdc_core.cli.pipeline_command import PipelineCall, pipeline_command
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, combined
@@ -447,10 +447,12 @@ def export(
     )
     written: list[dict[str, Any]] = []
     errors: list[LockstepError] = []
+    if every:
+        with writing(to):
+            to.mkdir(parents=True, exist_ok=True)
     for logical, file in files.items():
         try:
             if every:
-                to.mkdir(parents=True, exist_ok=True)
                 _require_writable(file, force=force)
             batches = state_batches(store, checked.all, logical, options)
             rows = write_file(state_columns(checked.all, logical, options), batches, file)

@@ -29,6 +29,7 @@ from cdc_core.stage.scratch_duckdb import quoted, scratch_duckdb, text
 from cdc_core.stage.state import state_order, state_rows, state_rule, state_schema
 from cdc_core.stage.table_files import COPY_AGAIN, GIVE_KEY, TableFiles, tables_of
 from cdc_core.stage.table_history import by_key_rows, history_rows, history_schema
+from cdc_core.stage.unify import NOTHING_STAGED
 
 _LISTING = re.compile(r"\b(show|describe|pragma|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b")
 """In a query that may list the views, so that all of them are needed."""
@@ -109,8 +110,10 @@ def sql(
             raise UsageError(
                 f"DuckDB refuses the query: {error}",
                 code="stage.sql",
-                remedy=f"fix the query; the tables are {shown or '(none yet)'}, each also with _changes appended, "
-                f"and with _by_key if it has a key{hint}",
+                remedy=f"fix the query; the tables are {shown}, each also with _changes appended, and with _by_key if "
+                f"it has a key{hint}"
+                if tables
+                else NOTHING_STAGED,
             ) from None
 
 

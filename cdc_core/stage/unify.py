@@ -36,6 +36,9 @@ _SIGNED = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 _UNSIGNED = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
 _LONGEST_DECIMAL = 38
 
+NOTHING_STAGED = "nothing is staged yet: `lockstep snapshot` stages the rows that are there, `lockstep extract` changes"
+"""The remedy where a reader asks too early."""
+
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
@@ -64,7 +67,7 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
         raise UsageError(
             f"Nothing is staged for the table {table!r}.",
             code="usage.unknown_name",
-            remedy=f"name one of: {', '.join(sorted(others)) or '(none yet)'}",
+            remedy=f"name one of: {', '.join(sorted(others))}" if others else NOTHING_STAGED,
         )
     return staged_parts
 

@@ -38,13 +38,14 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
             )
         if not key and not (isinstance(rule, MysqlTable) and rule.no_key == "rows"):
             counts = "set no_key: rows next to it, which counts equal rows, or " if isinstance(rule, MysqlTable) else ""
+            others = "" if table in target.tables else ", which then name the others in place of '*'"
             raise Refused(
                 f"The source table {schema.name} has no primary key and no unique key without nulls, so nothing "
                 f"identifies the rows of {table!r}.",
                 where=where,
                 code="config.table_rule",
                 remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or "
-                f"{counts}leave {table!r} out of the target's tables",
+                f"{counts}leave {table!r} out of the target's tables{others}",
             )
         by_key.setdefault(key, schema)
     if len(by_key) > 1:

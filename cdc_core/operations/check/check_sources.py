@@ -181,8 +181,8 @@ def check_tables(
             findings.warn(
                 subject,
                 f"{table.name} has no key: its changes are staged, but a target applies them only if configured for it",
-                "add a primary key, or name the key columns at the target (targets.*.tables.*.key), or let the target "
-                "count equal rows (no_key: rows)",
+                "add a primary key, or name the key columns at the target (targets.*.tables.*.key), or let a target "
+                "that is no lake count equal rows (no_key: rows)",
             )
         for column in table.schema.columns if table.schema is not None else ():
             if column.type.base == "set" and "" in column.type.labels:
@@ -193,7 +193,7 @@ def check_tables(
                     f"first: {what} differ in it alone are one and the same at a target",
                     "give the label a text, or expect a difference",
                 )
-    lacking = _warn_of_rows(source, connection, tables, covered, findings, subject)
+    lacking = _warn_of_rows(pipeline, source, connection, tables, covered, findings)
     looked_up = pipeline.reverse_query is not None
     if looked_up:
         findings.attempt(
@@ -230,12 +230,12 @@ def _seen(
 
 
 def _warn_of_rows(
+    pipeline: Pipeline,
     source: Source,
     connection: pymysql.Connection[Any],
     tables: Sequence[FoundTable],
     covered: Mapping[str, TableCoverage] | None,
     findings: Findings,
-    subject: str,
 ) -> list[FoundTable]:
     """Rows from before the pipeline captures their table: they are not in any log. The tables that have some."""
     lines, lacking, before = [], [], []
@@ -251,12 +251,16 @@ def _warn_of_rows(
         lines.append(rows_before(before))
     if lines:
         more = f"; and {len(lines) - MOST_TABLES:,} more tables" if len(lines) > MOST_TABLES else ""
+        copies = "`lockstep snapshot` copies these tables"
+        if pipeline.targets:
+            copies += (
+                ", and so does `lockstep run` with snapshot.mode: initial and with tables.on_unlogged_change and "
+                "on_unreadable: resync"
+            )
         findings.warn(
             f"source {source.name}: {EXISTING_ROWS}",
             f"{'; '.join(lines[:MOST_TABLES])}{more}",
-            "`lockstep snapshot` copies these tables, and so does `lockstep run` with snapshot.mode: initial and with "
-            "tables.on_unlogged_change and on_unreadable: resync; until then the staged files do not give their states "
-            "(docs/tutorial.md, step 3)",
+            f"{copies}; until then the staged files do not give their states (docs/tutorial.md, step 3)",
         )
     return lacking
 

@@ -160,12 +160,18 @@ def test_an_unset_connection_is_named(lockstep: Lockstep, pipeline: Path) -> Non
 def test_an_empty_stage_has_nothing_to_show_and_that_is_no_error(lockstep: Lockstep, pipeline: Path) -> None:
     assert json.loads(lockstep("stage", "ls", pipeline, "--json").out)["batches"] == []
     assert json.loads(lockstep("stage", "verify", pipeline, "--json").out)["ok"] is True
-    assert lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline.parent / "x.parquet").code == 2
+    for asked in (
+        ("export", pipeline, "shop.orders", "-o", pipeline.parent / "x.parquet"),
+        ("sql", pipeline, 'FROM "shop.orders"'),
+    ):
+        done = lockstep("stage", *asked, "--json")
+        assert (done.code, "nothing is staged yet" in json.loads(done.out)["error"]["remedy"]) == (2, True)
 
 
 def test_an_export_does_not_overwrite_unless_told(lockstep: Lockstep, pipeline: Path) -> None:
-    done = lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline, "--json")
-    assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "usage.output_file")
+    for what in ("shop.orders", "--all"):
+        done = lockstep("stage", "export", pipeline, what, "-o", pipeline, "--json")
+        assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "usage.output_file")
 
 
 def test_meta_upgrade_and_rebuild_of_a_new_pipeline_change_nothing_twice(lockstep: Lockstep, pipeline: Path) -> None:

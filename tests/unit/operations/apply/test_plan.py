@@ -366,6 +366,7 @@ def test_a_table_without_a_key_is_refused_with_its_remedy(line: Line) -> None:
     line.stage(manifest(0, schemas=[schema(key=())]))
     error = refusal(lambda: line.plan("r"))
     assert (severity(type(error)), error.code) == (Refused, "config.table_rule")
+    assert "in place of '*'" in error.remedy  # a table that '*' takes cannot be left out by itself
     assert "shop.orders" in error.what
     assert "targets.t.tables.shop.orders.key" in error.remedy
     assert line.meta.records.find("t", IDS) == ()
