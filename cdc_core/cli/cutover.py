@@ -170,6 +170,13 @@ def back(call: PipelineCall) -> None:
     from cdc_core.operations.cutover.machine import back as lead_back
 
     file = back_file(call.path)
+    if not file.exists():
+        raise UsageError(
+            f"There is no way back yet: no cutover of {call.pipeline.pipeline!r} has written {file.name}.",
+            where=str(file),
+            code="usage.nothing_open",
+            remedy="lead the application there first: `lockstep cutover run` writes that file",
+        )
     _move(replace(call, path=file, pipeline=load(file)), None, lead_back)
 
 
@@ -235,12 +242,13 @@ def _shown(
     from cdc_core.operations.cutover.cutover_report import clock_line, cutover_document
 
     document = cutover_document(meta, cutover, call.pipeline.cutover) | dict(more or {})
+    why = "rolled back" if cutover.state == State.ROLLED_BACK else "last error"  # a rehearsal is no error
     lines = [
         f"in this state for {duration(document['in_state_s'])}" if document["open"] else "",
         clock_line(document),
         *(f"{finding['status']}: {finding['subject']}: {finding['what']}" for finding in document["findings"]),
         f"the switch command: {document['said']}" if document["said"] else "",
-        f"last error: {document['last_error']}" if document["last_error"] else "",
+        f"{why}: {document['last_error']}" if document["last_error"] else "",
         document["way_back"]["said"] if document["way_back"] else "",
     ]
     title = f"cutover {cutover.cutover_id} of {cutover.pipeline}: {cutover.state}"

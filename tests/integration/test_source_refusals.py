@@ -76,6 +76,12 @@ def test_each_missing_grant_is_named_by_the_check_and_refused_by_the_stream(orig
                     lambda: origin.drain(start, address=address),  # noqa: B023
                 )
             asked.close()
+    # The source of a way back is a server of the target, so the refusal names the account and not a role.
+    with account(origin, "SELECT") as address:
+        asked = connections.connect(address, where="test")
+        error = error_of(Refused, "connection.grant", lambda: server.end_position(asked, 0))
+        assert error.where == f"{address.user}@{address.host}:{address.port}"
+        asked.close()
     with account(origin, *needed) as address:
         asked = connections.connect(address, where="test")
         server.require_all(server.facts(asked), origin.source())

@@ -87,7 +87,8 @@ def require_no_other(work: CutoverWork) -> None:
             f"A cutover of {other.pipeline!r}, in the other direction, is open: it is {other.state}.",
             where=work.opened.name,
             code="cutover.other_open",
-            remedy=f"end it first: `lockstep cutover status`, `resume` or `abort` with {other.pipeline}",
+            remedy=f"end it first: `lockstep cutover resume {other.pipeline}` continues it, `lockstep cutover abort "
+            f"{other.pipeline}` rolls it back",
         )
 
 

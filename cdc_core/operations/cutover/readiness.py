@@ -85,6 +85,7 @@ def look(pairs: Sequence[TablePair]) -> tuple[CheckFinding, ...]:
     for reference, tables in places_of(place for pair in pairs for place in pair.new).items():
         with altering_session(resolve(reference), reference) as session:
             _triggers(session, reference, tables, "the new tables", findings)
+            _may_come_back(session, reference, tables, findings)
             _other_settings(before, reference, _settings(session), findings)
             for name in _beside(session, tables):
                 left.pop(name, None)
@@ -154,6 +155,15 @@ def _primary(session: Any, reference: str, findings: Findings) -> None:
         )
 
 
+def _may_come_back(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
+    """A cutover back locks and gates the new tables. What it lacks can be granted until then."""
+    lacking = Findings()
+    _locks(session, reference, tables, lacking)
+    _gates(session, reference, tables, lacking)
+    for finding in lacking.made:
+        findings.warn(f"cutover back: {reference}", finding.what, finding.remedy)
+
+
 def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> None:
     for database in sorted({database for database, _ in tables}):
         if not may_lock(session, database):
@@ -183,7 +193,7 @@ def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], find
             findings.fail(
                 reference,
                 Refused(
-                    "The account may not create triggers, which refuse writes to the old tables after the switch: "
+                    "The account may not create triggers, which refuse writes to the tables that are left: "
                     f"{shown(error)}",
                     where=f"{reference}, {database}",
                     code="connection.grant",

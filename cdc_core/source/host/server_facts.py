@@ -122,7 +122,8 @@ def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] 
                 return tuple(cursor.fetchall())
         except (pymysql.err.OperationalError, pymysql.err.InterfaceError, pymysql.err.InternalError) as error:
             if kind_of(error) is not ErrorKind.GONE or attempt == 2:
-                raise explained(error, sql) from None
+                who = f"{as_text(connection.user)}@{connection.host}:{connection.port}"
+                raise explained(error, sql, who) from None
         try:
             connection.ping(reconnect=True)
         except pymysql.err.MySQLError as error:
@@ -130,17 +131,18 @@ def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] 
     raise AssertionError("unreachable")
 
 
-def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
-    """A server's error, for its class; itself where the statement decides what it means."""
+def explained(error: pymysql.err.MySQLError, sql: str, who: str = "source") -> Exception:
+    """A server's error, for its class; itself where the statement decides what it means. who: the account there; the
+    source of a way back is a server of the target."""
     kind = kind_of(error)
     if kind in RETRIED or kind in (ErrorKind.LOGIN, ErrorKind.STATE):
         return server_errors.explained(error, where="source")
     if kind is ErrorKind.DENIED:
         return Refused(
             f"The account may not run {sql.split('(')[0].strip()[:60]!r}: {error.args[-1]}.",
-            where="source",
+            where=who,
             code="connection.grant",
-            remedy="on the source: GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* TO the account",
+            remedy="on that server: GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* TO the account",
         )
     return error
 

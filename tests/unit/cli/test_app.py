@@ -168,6 +168,11 @@ def test_an_empty_stage_has_nothing_to_show_and_that_is_no_error(lockstep: Locks
         assert (done.code, "nothing is staged yet" in json.loads(done.out)["error"]["remedy"]) == (2, True)
 
 
+def test_a_way_back_that_no_cutover_has_written_is_not_asked_of_init(lockstep: Lockstep, pipeline: Path) -> None:
+    error = json.loads(lockstep("cutover", "back", pipeline, "--json").out)["error"]
+    assert (error["code"], "`lockstep cutover run" in error["remedy"]) == ("usage.nothing_open", True)
+
+
 def test_an_export_does_not_overwrite_unless_told(lockstep: Lockstep, pipeline: Path) -> None:
     for what in ("shop.orders", "--all"):
         done = lockstep("stage", "export", pipeline, what, "-o", pipeline, "--json")
