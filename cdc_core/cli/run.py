@@ -255,7 +255,8 @@ def _bound(texts: list[str], option: str) -> tuple[int | None, list[str]]:
     times = [text for text in texts if "/" not in text]
     if len(times) > 1:
         raise _usage(f"{option} names two times.", "give one time, or one batch for each source")
-    return (time_us(times[0], option) if times else None), [text for text in texts if "/" in text]
+    instead = "a batch that `lockstep stage ls` shows, or "
+    return (time_us(times[0], option, instead) if times else None), [text for text in texts if "/" in text]
 
 
 def _usage(what: str, remedy: str) -> UsageError:

@@ -123,7 +123,7 @@ def draft(wishes: Wishes) -> Draft:
         _require_no_slip(wishes.include, present)
         warnings.append("no table matches yet; those that appear later and match are captured")
     if before:
-        runs = "the first `lockstep run`, or " if wishes.targets or wishes.lake else ""
+        runs = "the first `lockstep run` or " if wishes.targets or wishes.lake else ""
         warnings.append(f"{rows_before(before)}: {runs}`lockstep snapshot` copies them")
     text = _render(wishes, catalogue, server_id, start)
     config.parse(text, where=f"the draft of {wishes.name}")

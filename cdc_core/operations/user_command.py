@@ -32,7 +32,7 @@ def require_callable(command: str, where: str) -> None:
     except ValueError as error:  # a quotation mark without another one, or nothing
         raise _not_run(str(error), where) from None
     if shutil.which(program, path=os.environ.get("PATH")) is None:
-        raise _not_run(f"there is no program {program}", where)
+        raise _not_run(f"there is no executable program {program}", where)
 
 
 def run_command(
@@ -88,7 +88,7 @@ def _not_run(why: str, where: str) -> Refused:
         f"The command cannot be run: {why}.",
         where=where,
         code="hook.missing",
-        remedy="give the path of a program and its arguments in one text",
+        remedy="give the path of a program and its arguments in one text, and make it executable (chmod +x)",
     )
 
 

@@ -182,7 +182,7 @@ def check_tables(
                 subject,
                 f"{table.name} has no key: its changes are staged, but a target applies them only if configured for it",
                 "add a primary key, or name the key columns at the target (targets.*.tables.*.key), or let a target "
-                "that is no lake count equal rows (no_key: rows)",
+                "other than a lake count equal rows (no_key: rows)",
             )
         for column in table.schema.columns if table.schema is not None else ():
             if column.type.base == "set" and "" in column.type.labels:
