@@ -255,9 +255,9 @@ def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path,
                 for batch in counted():
                     writer.write_batch(batch)
         os.replace(temporary, path)
-    except OSError as error:
+    except (OSError, duckdb.IOException) as error:
         raise RetryLater(
-            f"The export cannot be written: {error.strerror or error}.",
+            f"The export cannot be written: {getattr(error, 'strerror', None) or error}.",
             where=str(path),
             code="disk.error",
             remedy="create the directory, free space there, or let the account write there",

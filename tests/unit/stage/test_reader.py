@@ -415,8 +415,10 @@ def test_an_export_that_fails_leaves_the_file_of_before(store, tmp_path):
     with pytest.raises(UsageError):
         export(store, stage(store, [Made([insert(1)])]), "shop.nothing", target)
     assert target.read_text() == "before"
-    with raises(RetryLater, "disk.error"):
-        export(store, stage(store, [Made([insert(1)])]), "shop.orders", tmp_path / "no/folder/x.parquet")
+    batches = stage(store, [Made([insert(1)])])
+    for name in ("x.parquet", "x.csv"):
+        with raises(RetryLater, "disk.error"):
+            export(store, batches, "shop.orders", tmp_path / "no/folder" / name)
 
 
 def definition(*, keyed: bool) -> TableSchema:
