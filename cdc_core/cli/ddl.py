@@ -172,7 +172,7 @@ def _answer(call: PipelineCall, work: RolloutWork, decided: Decided) -> None:
     listed = listing(
         f"{decided.script.name} ({decided.direction}): {work.target.name}, {counted(count, 'statement')}",
         [shard for table in tables for shard in table["shards"]],
-        "table behind definition",
+        "table executed definition",
     )
     call.answer(document, *shown, listed)
     call.output.note(summary(decided))
@@ -192,7 +192,7 @@ def _described(table: DecidedTable) -> dict[str, Any]:
             {
                 "shard": shard.place.shard,
                 "table": shard.place.name,
-                "behind": behind,
+                "executed": behind,
                 "definition": shard.found.digest if shard.found else "missing",
                 "differs": list(table.drift(shard)) if behind is None else [],
             }

@@ -52,7 +52,7 @@ def _killed_until_done(at: Any, name: str, lockstep: CommandLine, commands: Fork
     (folder / "add.sql").write_text(_FILE)
     lockstep.environ["SERVER"] = at.url
     planned = lockstep("ddl", "plan", "shop.yaml", "add.sql").document
-    assert [shard["behind"] for shard in planned["tables"][0]["shards"]] == [0] * 64
+    assert [shard["executed"] for shard in planned["tables"][0]["shards"]] == [0] * 64
     chance, direction = random.Random(name), ("run", "shop.yaml", "add.sql")
     for number, reached in enumerate(sorted(chance.sample(range(1, 48), 4))):
         arguments = ("ddl", *direction) if number == 0 else ("ddl", "resume", "shop.yaml")
@@ -78,4 +78,4 @@ def _killed_until_done(at: Any, name: str, lockstep: CommandLine, commands: Fork
     )
     assert rows[0][0] == 64
     lockstep("ddl", "run", "shop.yaml", "add.sql", "--down")
-    assert lockstep("ddl", "plan", "shop.yaml", "add.sql").document["tables"][0]["shards"][63]["behind"] == 0
+    assert lockstep("ddl", "plan", "shop.yaml", "add.sql").document["tables"][0]["shards"][63]["executed"] == 0

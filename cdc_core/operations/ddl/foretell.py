@@ -137,7 +137,8 @@ def no_table(shard: ShardTable) -> Refused:
         f"{shard.name} does not exist.",
         where=shard.name,
         code="target.table",
-        remedy="`lockstep target create` makes the tables of all shards",
+        remedy="correct the table's name if the file misspells it; `lockstep target create` makes the tables of all "
+        "shards",
     )
 
 
