@@ -359,6 +359,13 @@ def test_a_stored_position_behind_the_end_of_the_log_is_refused(origin: Origin) 
         assert raised.value.code in ("source.other_log", "source.log_lost")
 
 
+def test_a_start_behind_the_end_of_the_log_is_to_be_corrected_not_given_up(origin: Origin) -> None:
+    end = origin.end().position
+    start = StartConfig(position=StartPosition(file=end.file, offset=end.offset + 1000))
+    error = error_of(DataAtRisk, "source.other_log", lambda: origin.start(start))
+    assert ("correct `start`" in error.remedy, "--abandon" in error.remedy) == (True, False)
+
+
 def test_a_stored_position_of_a_log_that_was_replaced_is_refused(origin: Origin) -> None:
     foreign = "9-1-5" if origin.mariadb else "5f40e5fe-e59e-11f1-88f5-02fcdeadbeef:1-5"
     stored = Checkpoint(origin.end().position, gtid_set=foreign)

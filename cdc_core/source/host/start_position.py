@@ -118,8 +118,11 @@ def require_available(
             raise history_changed(f"it has {before or 'nothing'} here, and the checkpoint {checkpoint.gtid_set}", where)
 
 
-def require_in_files(position: Position, files: Sequence[BinlogFile], where: str) -> None:
-    """Requires that a position is within the files. Raises DataAtRisk (source.log_lost, source.other_log)."""
+def require_in_files(position: Position, files: Sequence[BinlogFile], where: str, remedy: str = "") -> None:
+    """Requires that a position is within the files. remedy: where nothing was read that could be given up.
+
+    Raises DataAtRisk (source.log_lost, source.other_log).
+    """
     sizes = {file.name: file.size_bytes for file in files}
     oldest, newest = files[0].name, files[-1].name
     if position.file in sizes:
@@ -133,7 +136,7 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
             f"file{'s' if gone > 1 else ''} before it {'are' if gone > 1 else 'is'} missing.",
             where=where,
             code="source.log_lost",
-            remedy=f"{GIVE_UP}; keep the log longer (binlog_expire_logs_seconds)",
+            remedy=remedy or f"{GIVE_UP}; keep the log longer (binlog_expire_logs_seconds)",
         )
     else:
         what = f"the newest file is {newest}"
@@ -141,7 +144,7 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
         f"The log ends before {position}: {what}.",
         where=where,
         code="source.other_log",
-        remedy=f"compare with SHOW BINARY LOGS. If the log was reset, or lost its end in a crash, {GIVE_UP}",
+        remedy=remedy or f"compare with SHOW BINARY LOGS. If the log was reset, or lost its end in a crash, {GIVE_UP}",
     )
 
 
@@ -201,7 +204,8 @@ class Search:
     def at_position(self, file: str, offset: int) -> Checkpoint:
         """Reads the log from the start of the file to verify that a transaction begins at the offset."""
         position = Position(0, file, offset)
-        require_in_files(position, self.files, f"{self._source.name}, start.position")
+        remedy = "correct `start` in the pipeline file: a position in SHOW BINARY LOGS, or earliest, or latest"
+        require_in_files(position, self.files, f"{self._source.name}, start.position", remedy)
         if offset == FIRST_OFFSET:
             return self.at_file(file)
         head = self.head(file)
