@@ -113,7 +113,8 @@ def _silent(target: IcebergTarget, error: Exception) -> RetryLater:
         f"The lake does not answer: {_shown(target, error)}.",
         where=f"targets.{target.name}",
         code="connection.unreachable",
-        remedy="check the catalog and the storage that the pipeline file names, then run it again",
+        remedy="check the catalog and the storage that the pipeline file names, then run it again; SQLite makes its "
+        "file, but not the folder",
     )
 
 

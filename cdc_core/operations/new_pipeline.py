@@ -177,8 +177,9 @@ def _require_references(wishes: Wishes) -> None:
             "A lake has a catalog and a warehouse.",
             where="--lake",
             code="usage.argument",
-            remedy="export LAKE_CATALOG=postgresql+psycopg://user:password@host/lake, or sqlite:///file, or the "
-            "address of a REST catalog; then give --lake env:LAKE_CATALOG --warehouse s3://bucket/prefix, or file:///directory",
+            remedy="export LAKE_CATALOG=postgresql+psycopg://user:password@host/lake, or sqlite:////folder/file, or "
+            "the address of a REST catalog; then give --lake env:LAKE_CATALOG --warehouse s3://bucket/prefix, or "
+            "file:///directory",
         )
     if wishes.start not in ("latest", "earliest"):
         raise UsageError(

@@ -20,7 +20,7 @@ from pymysql.constants import ER
 
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
-from cdc_core.model.readable import some_of
+from cdc_core.model.readable import counted, some_of
 from cdc_core.model.schema import TableName, TableSchema
 from cdc_core.model.staged_columns import require_unreserved
 from cdc_core.mysql.connections import answers, is_mariadb, quote
@@ -209,7 +209,8 @@ def rows_before(tables: Sequence[FoundTable]) -> str:
     """What the log lacks for a pipeline that begins now: rows of these tables."""
     rows = sum(table.rows or 0 for table in tables)
     names = some_of([table.name for table in tables], 3, "tables")
-    return f"{f'~{rows:,} ' if rows else ''}rows of {names} from before the start are not in the log"
+    shown = f"~{counted(rows, 'row')}" if rows else "rows"
+    return f"{shown} of {names} from before the start are not in the log"
 
 
 def proven_empty(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
