@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from urllib.parse import unquote
 
@@ -32,12 +32,15 @@ _DENIED_BY_AWS = frozenset({
 """Codes of Glue's answers, as AWS names them for all of its services ("Common Errors"), and errors of botocore."""
 _PASSWORD = re.compile(r"//[^/@:]*:([^/@]+)@")
 """Of a URL."""
+_HAS_SCHEME = re.compile(r"\w[\w+.-]*:|/")
+"""Or is a whole path."""
 
 
 @contextmanager
 def open_catalog(target: IcebergTarget) -> Iterator[Catalog]:
     """Raises UsageError (config.unset, config.invalid), and what `catalog_answers` raises of its opening."""
     properties = resolved(target)
+    _require_whole_paths(target, properties)
     with catalog_answers(target):
         try:
             catalog = load_catalog(target.name, **properties)
@@ -70,6 +73,23 @@ def _value(target: IcebergTarget, name: str, value: str) -> str:
             remedy=f"export {variable} with the catalog's {name}",
         )
     return found
+
+
+def _require_whole_paths(target: IcebergTarget, properties: Mapping[str, str]) -> None:
+    """A catalog in SQLite, and the files of any in SQL, are at one place. Raises UsageError (config.invalid)."""
+    uri, warehouse = properties.get("uri", ""), properties.get("warehouse", "")
+    if uri.startswith("sqlite") and not uri.partition("://")[2].startswith("//"):
+        name, whole = "uri", "sqlite:////path/catalog.db"
+    elif properties.get("type") == "sql" and warehouse and not _HAS_SCHEME.match(warehouse):
+        name, whole = "warehouse", "file:///path/warehouse"
+    else:
+        return
+    raise UsageError(
+        f"The path of the lake's {name} is not a whole one: each folder would have a lake of its own.",
+        where=f"targets.{target.name}.catalog.{name}",
+        code="config.invalid",
+        remedy=f"give the whole path: {whole}",
+    )
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from pyiceberg.types import LongType, NestedField
 from sqlalchemy.exc import OperationalError
 
 from cdc_core.config import IcebergTarget
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.lake.catalogs import catalog_answers, open_catalog
 from cdc_core.lake.commits import TableCommit, commit
+from tests.lab.refusals import raises
 from tests.lab.rest_catalog import RestCatalogServer
 
 
@@ -49,6 +50,24 @@ def test_what_glue_refuses_is_denied_and_what_it_cannot_do_now_is_tried_again(er
     )
     with pytest.raises(kind), catalog_answers(target):
         raise error
+
+
+@pytest.mark.parametrize(
+    ("uri", "warehouse"),
+    [
+        ("sqlite:///catalog.db", "file:///lake"),
+        ("sqlite:///:memory:", "file:///lake"),
+        ("sqlite:////lake/catalog.db", "warehouse"),
+        ("postgresql://host/lake", "./warehouse"),
+    ],
+)
+def test_a_lake_is_the_same_in_whatever_folder_a_command_runs(uri: str, warehouse: str) -> None:
+    target = IcebergTarget.model_validate(
+        {"name": "lake", "kind": "iceberg", "catalog": {"type": "sql", "uri": uri, "warehouse": warehouse},
+         "namespace": "ns", "tables": {"*": {}}}
+    )  # fmt: skip
+    with raises(UsageError, "config.invalid"), open_catalog(target):
+        pass
 
 
 @pytest.mark.parametrize("transactions", [True, False], ids=["one request", "one by one"])
