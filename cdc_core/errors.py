@@ -306,22 +306,31 @@ def parts_of(error: LockstepError) -> tuple[LockstepError, ...]:
 
 
 def combined(errors: Sequence[LockstepError]) -> LockstepError:
-    """One error with the texts of several, numbered, on one line. Its class is the gravest, its code the one that all
-    have, or `target.several`. parts_of returns them."""
+    """One error with the texts of several, numbered, on one line; what several say alike is said once, with all of
+    their places. Its class is the gravest, its code the one that all have, or `target.several`. parts_of returns
+    them."""
     parts = tuple({str(part): part for error in errors for part in parts_of(error)}.values())
     if len(parts) == 1:
         return parts[0]
-    grave = worst(parts)
-    what = "; ".join(
-        f"({number}) {part.what.rstrip('.')}"
-        + (f" [at {part.where}]" if part.where and part.where not in part.what else "")
-        for number, part in enumerate(parts, 1)
-    )
-    made = severity(type(grave))(
-        f"{len(parts)} problems: {what}.",
-        code=grave.code if len({part.code for part in parts}) == 1 else "target.several",
-        remedy="; ".join(f"({number}) {part.remedy} ({part.code})" for number, part in enumerate(parts, 1)),
-    )
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for part in parts:
+        places = alike.setdefault((part.what, part.remedy, part.code), [])
+        places += [part.where] if part.where and part.where not in part.what else []
+    kind, codes = severity(type(worst(parts))), {code for _, _, code in alike}
+    if len(alike) == 1:
+        ((what, remedy, code), places) = next(iter(alike.items()))
+        made = kind(what, where=", ".join(places), code=code, remedy=remedy)
+    else:
+        numbered = list(enumerate(alike.items(), 1))
+        texts = "; ".join(
+            f"({number}) {what.rstrip('.')}" + (f" [at {', '.join(places)}]" if places else "")
+            for number, ((what, _, _), places) in numbered
+        )
+        made = kind(
+            f"{len(parts)} problems: {texts}.",
+            code=worst(parts).code if len(codes) == 1 else "target.several",
+            remedy="; ".join(f"({number}) {remedy} ({code})" for number, ((_, remedy, code), _) in numbered),
+        )
     made.parts = parts
     return made
 

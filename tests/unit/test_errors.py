@@ -76,6 +76,10 @@ def test_several_errors_are_one_of_the_gravest_class_on_one_line_and_can_be_told
     assert combined([narrow, narrow]) is narrow
     assert parts_of(narrow) == (narrow,)
     assert combined([narrow, Refused("b.", code="target.definition", remedy="r")]).code == "target.definition"
+    shards = [Refused("t is filled.", where=f"shard {n}", code="target.existing", remedy="drop it") for n in (1, 2)]
+    filled = combined(shards)
+    assert str(filled) == "t is filled. [at shard 1, shard 2] What to do: drop it (target.existing)"
+    assert parts_of(filled) == tuple(shards)
     for again in (from_text(to_line(error)), pickle.loads(pickle.dumps(error))):
         assert [str(part) for part in parts_of(again)] == [str(part) for part in parts_of(error)]
 
