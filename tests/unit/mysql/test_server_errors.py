@@ -42,6 +42,8 @@ ERRORS = [error_of(number) for number in NUMBERS]
 class Refusing:
     """A connection whose server answers each statement with an error."""
 
+    user, host, port = "reader", "db", 3306
+
     def __init__(self, error: pymysql.err.MySQLError) -> None:
         self._error = error
 
