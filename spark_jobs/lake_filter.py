@@ -51,7 +51,8 @@ def apply_filter(job: Job) -> None:
         places = {name: mirror.mirror for name, mirror in mirrors.items()}
 
     def work(piece: _MergedRows, place: Place) -> Iterator[tuple[str, FilteredPart]]:
-        yield piece.table, _judged(places[piece.table], piece, place)
+        for part in _judged(places[piece.table], piece, place):
+            yield piece.table, part
 
     pieces = []
     for table in tables:
@@ -71,22 +72,22 @@ def apply_filter(job: Job) -> None:
     job.store.put(path, counts_to_bytes(counts))
 
 
-def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> FilteredPart:
+def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> Iterator[FilteredPart]:
     with place.store.open_input(piece.path) as file:
         winners = pq.read_table(file)
-    rows, latest = judged(mirror, winners, piece.removing)
-    rows = rows.drop_columns([name for name in FILTER_ONLY if name in rows.column_names])
-    classes = {count["values"]: count["counts"] for count in pc.value_counts(rows.column(CLASS)).to_pylist()}
-    stale = pc.equal(rows.column(CLASS), RowClass.STALE)
-    paths = []
-    for folder, some, other in (
-        (piece.filtered, rows.filter(pc.invert(stale)), REASON),
-        (piece.rejected, rows.filter(stale), CLASS),
-    ):
-        if some.num_rows or folder == piece.filtered:
-            kept = in_order(some.drop_columns([other]), mirror.key)
-            paths.append(place.files.write(folder, lambda file, kept=kept: _write(kept, file)))  # type: ignore[misc]
-    return FilteredPart(tuple(paths), classes, latest)
+    for rows, latest in judged(mirror, winners, piece.removing):
+        rows = rows.drop_columns([name for name in FILTER_ONLY if name in rows.column_names])
+        classes = {count["values"]: count["counts"] for count in pc.value_counts(rows.column(CLASS)).to_pylist()}
+        stale = pc.equal(rows.column(CLASS), RowClass.STALE)
+        paths = []
+        for folder, some, other in (
+            (piece.filtered, rows.filter(pc.invert(stale)), REASON),
+            (piece.rejected, rows.filter(stale), CLASS),
+        ):
+            if some.num_rows or folder == piece.filtered:
+                kept = in_order(some.drop_columns([other]), mirror.key)
+                paths.append(place.files.write(folder, lambda file, kept=kept: _write(kept, file)))  # type: ignore[misc]
+        yield FilteredPart(tuple(paths), classes, latest)
 
 
 def _write(rows: pa.Table, file: object) -> None:

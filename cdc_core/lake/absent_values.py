@@ -13,12 +13,25 @@ import pyarrow.compute as pc
 
 from cdc_core.errors import ValuesAbsent
 from cdc_core.history.codes import whole
-from cdc_core.lake.data_files import KeyedFiles, LiveFile
+from cdc_core.lake.data_files import GROUP_BYTES, KeyedFiles, LiveFile
 from cdc_core.lake.held_rows import HeldRows, Numbers, held_rows, rows_at, shown_key
 from cdc_core.model.merged_columns import KEY_CHAIN, MergedOp
 from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.staged_columns import ABSENT, OP, lacking
 from cdc_core.model.version import newer_or_equal
+
+FILLED_BYTES = 64 << 20
+"""About so much memory the values take that are read at once, however short the changes that lack them are."""
+
+
+def filled_at_once(live: Sequence[LiveFile], rows: pa.Table) -> int:
+    """How many of these merged rows are filled at once: all that do not lack values, or as many as the mirror's rows
+    are in FILLED_BYTES."""
+    every: int = max(rows.num_rows, 1)
+    if ABSENT not in rows.column_names or whole(rows.column(ABSENT)).null_count == rows.num_rows:
+        return every
+    held, size_bytes = sum(file.rows for file in live), sum(file.groups for file in live) * GROUP_BYTES
+    return every if size_bytes <= FILLED_BYTES else min(max(FILLED_BYTES * held // size_bytes, 1), every)
 
 
 def filled(

@@ -7,7 +7,7 @@ deleted rows has the versions of deletes itself, and loses no key; its tombstone
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.history.codes import whole
 from cdc_core.history.guard import HeldVersions, classify_each, newest_tombstone
-from cdc_core.lake.absent_values import filled
+from cdc_core.lake.absent_values import filled, filled_at_once
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, bitmap
 from cdc_core.lake.held_rows import Numbers, held_rows, shown_key
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
@@ -62,11 +62,17 @@ class Mirror:
         return self.rows.key
 
 
-def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tuple[pa.Table, dict[str, int]]:
-    """(the winners with class, reason, and places; by source, the latest place in its log of what is held instead of
-    stale ones). removing: versions of the run's truncates.
+def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> Iterator[tuple[pa.Table, dict[str, int]]]:
+    """Some at a time, (the winners with class, reason, and places; by source, the latest place in its log of what is
+    held instead of stale ones); at least once. removing: versions of the run's truncates.
 
-    Raises DataAtRisk (target.shared_key, lake.foreign_write), Refused (config.table_rule)."""
+    Raises DataAtRisk (target.shared_key, lake.foreign_write, target.absent_values), Refused (config.table_rule)."""
+    at_once = filled_at_once(mirror.live, winners)
+    for low in range(0, max(winners.num_rows, 1), at_once):
+        yield _judged(mirror, winners.slice(low, at_once), removing)
+
+
+def _judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tuple[pa.Table, dict[str, int]]:
     truncates = pc.equal(winners.column(OP), MergedOp.TRUNCATE)
     keyless = np.asarray(whole(truncates))
     rows = winners.filter(pc.invert(truncates))

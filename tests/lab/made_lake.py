@@ -194,15 +194,15 @@ class _New:
     classes: Counter[str] = field(default_factory=Counter)
 
     def add(self, mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> None:
-        rows, _ = judged(mirror, winners, removing)
-        self.classes.update(rows.column(CLASS).to_pylist())
-        rows = through_parquet(in_order(rows.filter(pc.not_equal(rows.column(CLASS), RowClass.STALE)), mirror.key))
-        done = effect(mirror, rows)
-        self.rows += write_rows(mirror.rows, done.rows)
-        self.tombstones += write_rows(mirror.tombstones, done.tombstones)
-        for mine, theirs in ((self.gone, done.gone), (self.dug_up, done.dug_up)):
-            for path, positions in theirs.items():
-                mine[path] |= positions
+        for rows, _ in judged(mirror, winners, removing):
+            self.classes.update(rows.column(CLASS).to_pylist())
+            rows = through_parquet(in_order(rows.filter(pc.not_equal(rows.column(CLASS), RowClass.STALE)), mirror.key))
+            done = effect(mirror, rows)
+            self.rows += write_rows(mirror.rows, done.rows)
+            self.tombstones += write_rows(mirror.tombstones, done.tombstones)
+            for mine, theirs in ((self.gone, done.gone), (self.dug_up, done.dug_up)):
+                for path, positions in theirs.items():
+                    mine[path] |= positions
 
     def truncate(self, mirror: Mirror, removing: Sequence[bytes]) -> None:
         fresh = fresh_truncates(mirror, removing)

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.errors import ValuesAbsent
-from cdc_core.lake import compaction, data_files
+from cdc_core.lake import absent_values, compaction, data_files
 from cdc_core.lake.compaction import DELETED_SHARE
+from cdc_core.lake.held_rows import rows_at
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.lake.mirror import judged
 from cdc_core.model.merged_columns import RowClass
@@ -237,9 +238,34 @@ def test_what_is_held_instead_of_stale_rows_says_how_far_the_log_was(tmp_path: P
     lake.apply(upsert(50, 0, 0), upsert(60, 1, 0), delete(70, 2, 0))
     tables = lake.opened()
     mirror = tables.mirror(*tables.live())
-    assert judged(mirror, lake.winners([upsert(80, 0, 1)]), [])[1] == {}
-    assert judged(mirror, lake.winners([upsert(10, 0, 1), upsert(11, 1, 1)]), [])[1] == {"one": 60}
-    assert judged(mirror, lake.winners([upsert(12, 2, 1)]), [])[1] == {"one": 70}
+    assert next(judged(mirror, lake.winners([upsert(80, 0, 1)]), []))[1] == {}
+    assert next(judged(mirror, lake.winners([upsert(10, 0, 1), upsert(11, 1, 1)]), []))[1] == {"one": 60}
+    assert next(judged(mirror, lake.winners([upsert(12, 2, 1)]), []))[1] == {"one": 70}
+
+
+def test_values_that_the_log_lacks_are_read_for_a_bounded_part_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes may be short, and the values that they lack long."""
+    lake = MadeLake(tmp_path, [("id", pa.int64()), ("n", pa.int64()), ("v", pa.string())])
+    for module in (data_files, absent_values):
+        monkeypatch.setattr(module, "GROUP_BYTES", 100_000)
+    lake.apply(*(upsert(1, at, 0, f"{at:05}" * 2000) for at in range(200)))
+    monkeypatch.setattr(absent_values, "FILLED_BYTES", 150_000)
+    sizes: list[int] = []
+
+    def spied(*given: Any) -> pa.Table:
+        read = rows_at(*given)
+        sizes.append(read.nbytes)
+        return read
+
+    monkeypatch.setattr(absent_values, "rows_at", spied)
+    lake.apply(*(Winner(2, (at, 1, None), born=False, absent=("v",)) for at in range(200)))
+    assert max(sizes) <= 150_000
+    assert sum(sizes) > 2_000_000
+    assert {row["id"]: (row["n"], row["v"]) for row in lake.scanned()} == {
+        at: (1, f"{at:05}" * 2000) for at in range(200)
+    }
 
 
 @pytest.mark.parametrize(
