@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.batch import Manifest, Part
@@ -26,6 +25,7 @@ from cdc_core.stage.intact import open_intact
 from cdc_core.stage.layout import CompactedName, compacted_path
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.open_part import bounded, open_part
+from cdc_core.stage.parquet import read_rows
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def _bits(kind: pa.DataType) -> pa.DataType:
 def rows_of(store: ObjectStore, part: Part) -> Iterator[pa.RecordBatch]:
     """The rows of a file as they are on the stage. Raises DataAtRisk (stage.damaged)."""
     with open_intact(store, part) as file:
-        yield from pq.ParquetFile(file).iter_batches(_ROWS)
+        yield from read_rows(file, _ROWS)
 
 
 def _require_sums(file: FileOf, written: Part) -> None:

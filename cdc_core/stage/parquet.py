@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -186,6 +186,13 @@ class PartFile:
             column_encoding=delta,
             write_statistics=_with_statistics(self._schema, self._key),
         )
+
+
+def read_rows(file: BinaryIO, most: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, at most so many at a time and only those of one row group, whose weight bounds the memory."""
+    parquet = pq.ParquetFile(file)
+    for group in range(parquet.num_row_groups):
+        yield from parquet.iter_batches(most, row_groups=[group])
 
 
 def row_weights(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:

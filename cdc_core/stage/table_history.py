@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cdc_core.history.by_key import by_key, ended
 from cdc_core.history.codes import whole
@@ -17,6 +16,7 @@ from cdc_core.model.staged_columns import OP, SOURCE_TABLE, TRUNCATE
 from cdc_core.stage.event_parts import parts_of_events
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.parquet import read_rows
 from cdc_core.stage.removed import unless_removed
 from cdc_core.stage.table_files import TableFiles, begins_of, require_key
 from cdc_core.stage.unify import StagedPart, align, unified_schema
@@ -70,6 +70,6 @@ def aligned_rows(
 ) -> Iterator[pa.Table]:
     """The rows of a part that meet the condition, at most so many at a time. begins: as in unless_removed."""
     with unless_removed(store, begins, [part.part.path]), open_intact(store, part.part) as file:
-        for batch in pq.ParquetFile(file).iter_batches(most):
+        for batch in read_rows(file, most):
             rows = align(pa.Table.from_batches([batch]), schema)
             yield rows if condition is None else rows.filter(condition)

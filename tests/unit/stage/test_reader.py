@@ -21,6 +21,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.compacting import rows_of
 from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stage_reader import (
     by_key_batches,
@@ -44,6 +45,16 @@ ODD_NAMES = (
 @pytest.fixture
 def store(tmp_path):
     return open_store(f"file://{tmp_path}/stage")
+
+
+def test_memory_holds_one_row_group_of_a_part_at_a_time(store, monkeypatch):
+    """It ends at a weight of values: so many rows may be of any size."""
+    monkeypatch.setattr("cdc_core.stage.parquet.ROW_GROUP_ROWS", 2)
+    batches = stage(store, [Made([insert(number, "x" * (1 << 20)) for number in range(40)], ts=10)])
+    ((part,),) = (batch.parts for batch in batches)
+    before = pa.total_allocated_bytes()
+    for read in (rows_of(store, part), change_batches(store, batches, "shop.orders")):
+        assert max(pa.total_allocated_bytes() - before for _ in read) < 20 << 20
 
 
 def test_the_last_change_of_each_key_is_its_state(store):
