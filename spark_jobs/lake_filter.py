@@ -20,10 +20,10 @@ from cdc_core.model.merged_columns import CLASS, FILTER_ONLY, REASON, RowClass
 from cdc_core.model.run_plan import counts_path, counts_to_bytes
 from spark_jobs.filtered_parts import FilteredPart, counts_of, latest_of
 from spark_jobs.job import Job, log
-from spark_jobs.lake_mirrors import keep_bases, open_mirrors
+from spark_jobs.lake_mirrors import in_lake, keep_bases, open_mirrors
 from spark_jobs.staged_ends import StagedEnds
 from spark_jobs.step_files import clear_tables
-from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
+from spark_jobs.table_tasks import Place, all_results, in_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def apply_filter(job: Job) -> None:
         pieces += [
             _MergedRows(table.table, table.rows // len(paths), merged_path, *folders, removing) for merged_path in paths
         ]
-    parts = all_results(in_tasks(job, pieces, in_place(job, work)))
+    parts = all_results(in_tasks(job, pieces, in_lake(job, work)))
     counts, staged = [], StagedEnds(job.store)
     for table in tables:
         mine = [part for of_table, part in parts if of_table == table.table]

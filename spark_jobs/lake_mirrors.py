@@ -3,13 +3,13 @@ are given files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import Refused, repeat_from
-from cdc_core.lake.catalogs import catalog_answers, identifier, name_of, open_catalog
+from cdc_core.lake.catalogs import catalog_answers, identifier, lost_files, name_of, open_catalog
 from cdc_core.lake.lake_tables import MirrorTables, mirror_rule, opened, required_schemas
 from cdc_core.lake.mirror import Mirror
 from cdc_core.lake.publication import BaseSnapshots
@@ -19,6 +19,7 @@ from cdc_core.model.run_plan import MergeTable, lake_path
 from cdc_core.stage.unify import lake_row
 from spark_jobs.job import Job
 from spark_jobs.merge_rules import change_columns
+from spark_jobs.table_tasks import Begin, Place, Result, Sized, in_place
 
 
 @dataclass(frozen=True)
@@ -97,3 +98,16 @@ def require_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
                 code="run.clear_task",
                 remedy=repeat_from("filter"),
             )
+
+
+def in_lake(job: Job, work: Callable[[Sized, Place], Iterable[Result]]) -> Begin[Sized, Result]:
+    """As `in_place`, for work that reads files of the lake. Raises FilesLost (lake.files_lost)."""
+    where = f"targets.{job.target.name}"
+
+    def reading(piece: Sized, place: Place) -> Iterator[Result]:
+        try:
+            yield from work(piece, place)
+        except FileNotFoundError as error:
+            raise lost_files(where, str(error)) from error
+
+    return in_place(job, reading)

@@ -23,7 +23,7 @@ from cdc_core.model.staged_columns import ABSENT, OP
 from cdc_core.model.version import VERSION_COLUMN, newer_or_equal_each
 from cdc_core.targets.tables.compare_columns import DIFFERS, LEFT_BEHIND, MISSING, NEWER, OLDER, SAME
 from spark_jobs.job import Job
-from spark_jobs.lake_mirrors import OpenMirror, open_mirrors
+from spark_jobs.lake_mirrors import OpenMirror, in_lake, open_mirrors
 from spark_jobs.quality_rows import (
     KEY,
     OUTCOME,
@@ -36,7 +36,7 @@ from spark_jobs.quality_rows import (
     made_rows,
     spaced,
 )
-from spark_jobs.table_tasks import Place, in_place
+from spark_jobs.table_tasks import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def mirror_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> Judge
     for table in tables:
         paths = job.filtered_files(table)
         pieces += [_Sampled(table.table, table.rows // len(paths), path, sample.first[path]) for path in paths]
-    return JudgedRows(sample.rows, TARGET_ROWS, pieces, in_place(job, work))
+    return JudgedRows(sample.rows, TARGET_ROWS, pieces, in_lake(job, work))
 
 
 def _as_written(mirror: OpenMirror, made: Mapping[tuple[str, ...], int]) -> Mirror:

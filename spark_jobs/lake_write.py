@@ -42,9 +42,9 @@ from cdc_core.model.run_plan import (
 )
 from cdc_core.stage.staged_events import FileOfEvents, file_events
 from spark_jobs.job import Job, log
-from spark_jobs.lake_mirrors import OpenMirror, lake, open_mirrors, require_bases
+from spark_jobs.lake_mirrors import OpenMirror, in_lake, lake, open_mirrors, require_bases
 from spark_jobs.merge_rules import change_columns, files_of_events
-from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
+from spark_jobs.table_tasks import Place, all_results, in_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def _written(job: Job, tables: Sequence[MergeTable], mirrors: Mapping[str, OpenM
 
     files = {table.table: _NewFiles(table.table) for table in tables}
     with job.reading_staged():
-        for result in all_results(in_tasks(job, pieces, in_place(job, work))):
+        for result in all_results(in_tasks(job, pieces, in_lake(job, work))):
             files[result.table] += result
     for name in logs:
         _require_all(job, name, files[name].counts)
@@ -299,7 +299,7 @@ def _changes(
             yield at, rewritten(places[at], piece.rewrite)
 
     renewed: dict[Table, list[NewFile]] = defaultdict(list)
-    for at, new in all_results(in_tasks(job, pieces, in_place(job, work))):
+    for at, new in all_results(in_tasks(job, pieces, in_lake(job, work))):
         renewed[at] += new
     changes: dict[str, list[FileChange]] = defaultdict(list)
     for at, change in due.items():

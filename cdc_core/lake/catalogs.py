@@ -118,7 +118,7 @@ def catalog_answers(target: IcebergTarget) -> Iterator[None]:
             remedy="`lockstep target create` makes what is missing",
         ) from None
     except FileNotFoundError as error:
-        raise lost_files(target, error) from None
+        raise lost_files(where, _shown(target, error)) from None
     except (SQLAlchemyError, RESTError, OSError) as error:
         raise _silent(target, error) from None
     except Exception as error:
@@ -147,10 +147,10 @@ def _denied(target: IcebergTarget, error: Exception) -> Refused:
     )
 
 
-def lost_files(target: IcebergTarget, error: Exception) -> FilesLost:
+def lost_files(where: str, what: str) -> FilesLost:
     return FilesLost(
-        f"A file of the lake is missing: {_shown(target, error)}.",
-        where=f"targets.{target.name}",
+        f"A file of the lake is missing: {what}.",
+        where=where,
         code="lake.files_lost",
         remedy="somebody removed files that the table still names: restore them, or roll the table back to a snapshot "
         "whose files are there (Spark: CALL system.rollback_to_snapshot), then replay what it lacks: the error of "

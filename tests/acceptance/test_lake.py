@@ -510,6 +510,22 @@ def test_a_pipeline_with_a_lake_is_drafted_from_the_source_and_runs_as_it_is(loc
     assert half.error["code"] == "usage.argument"
 
 
+def test_a_run_says_that_a_file_of_the_lake_is_gone(shop: Shop, spark_section: dict[str, Any]) -> None:
+    """Another attempt would not help."""
+    shop.sections = {"spark": spark_section}
+    shop.configure()
+    shop.sql("CREATE TABLE orders (id BIGINT PRIMARY KEY, v INT)", "INSERT INTO orders VALUES (1, 1), (2, 2)")
+    shop.run()
+    (file,) = (shop.lockstep.directory / "warehouse" / "shop").glob("orders-*/data/*.parquet")
+    file.rename(file.with_suffix(".away"))
+    shop.sql("UPDATE orders SET v = 3 WHERE id = 1")
+    error = shop.run(code=4)
+    assert (error["code"], file.name in error["what"]) == ("lake.files_lost", True)
+    file.with_suffix(".away").rename(file)
+    shop.run()
+    shop.require_equal("orders")
+
+
 def test_a_table_without_a_key_is_refused_with_what_helps(lockstep: Any, mariadb: Any) -> None:
     mariadb.run(f"CREATE DATABASE {DATABASE}")
     shop = Shop(lockstep, mariadb)
