@@ -124,6 +124,8 @@ def _spread(count: int, numbers: pa.Int64Array, values: pa.BinaryArray) -> pa.Bi
 def as_text(facts: TableFacts, name: str, row: str = "r") -> str:
     """A value of the row `r` as the text that a load takes, exactly."""
     column, base = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type.base
+    if base == "vector":
+        return f"HEX({column})"
     if base == "bit":
         column = f"CAST({column} AS UNSIGNED)"
     elif base == "float":
@@ -133,8 +135,9 @@ def as_text(facts: TableFacts, name: str, row: str = "r") -> str:
 
 def _whole_text(facts: TableFacts, name: str, as_hex: bool) -> str:
     """As `as_text`, of values of any length, but bytes as they are: MariaDB makes null, with a mere warning, of a CAST,
-    and from 11.8 on of a HEX, that is longer than max_allowed_packet."""
-    if as_hex or facts.by_name[name.lower()].type.base in (*TEXT_BASES, "json"):
+    and from 11.8 on of a HEX, that is longer than max_allowed_packet. PyMySQL takes a VECTOR's bytes for ASCII."""
+    base = facts.by_name[name.lower()].type.base
+    if base != "vector" and (as_hex or base in (*TEXT_BASES, "json")):
         return f"r.{target_name(facts, name)}"
     return as_text(facts, name)
 
