@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
@@ -228,6 +229,31 @@ def test_what_no_shard_takes_to_its_end_is_taken_back_wherever_each_shard_is(sha
     assert shards.equal == ["id", "v", "PRIMARY"]
     assert shards.work.opened.meta.rollouts.latest("shards").state == DONE
     assert shards.rolled().done, "another file may begin"
+
+
+@FIRST_MARIADB
+def test_a_server_that_was_upgraded_meanwhile_gets_no_statement_twice(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "-- migrate:up\nALTER TABLE orders ADD INDEX (v);\n-- migrate:down\nALTER TABLE orders DROP INDEX v;"
+    shards.rolled(text)
+    version = pymysql.Connection.get_server_info
+    monkeypatch.setattr(pymysql.Connection, "get_server_info", lambda self: f"{version(self)}-upgraded")
+    assert shards.rolled(text).done
+    assert shards.equal == ["id", "v", "PRIMARY", "v"]
+
+
+@FIRST_MARIADB
+def test_a_file_may_get_the_statements_that_take_it_back_after_it_was_begun(shards: Shards) -> None:
+    up = "ALTER TABLE orders ADD UNIQUE KEY u (v);"
+    shards.on(f"INSERT INTO {shards.name}_1.orders_1 VALUES (5, 1), (21, 1)")
+    with raises("ddl.refused"):
+        shards.rolled(up)
+    with raises("ddl.script", UsageError):
+        shards.rolled(up, "down")
+    both = f"-- migrate:up\n{up}\n-- migrate:down\nALTER TABLE orders DROP INDEX u;"
+    assert shards.rolled(both, "down").done
+    assert shards.equal == ["id", "v", "PRIMARY"]
 
 
 @FIRST_MARIADB

@@ -147,7 +147,7 @@ def decide(work: RolloutWork, text: str, name: str, direction: str, options: Opt
     Raises UsageError (ddl.script), Refused (ddl.script), what connecting raises, and target_faults' errors.
     """
     script = parse(text, name)
-    statements = script.up if direction == "up" else script.down
+    statements = script.statements(direction)
     if not statements:
         raise UsageError(
             f"{name} has no statements for {direction}.",
@@ -156,8 +156,8 @@ def decide(work: RolloutWork, text: str, name: str, direction: str, options: Opt
             remedy=f"write them below a line `-- migrate:{direction}`",
         )
     former = work.opened.meta.rollouts.latest(work.target.name)
-    same = former if former is not None and (former.script, former.direction) == (text, direction) else None
-    reverse = former if former is not None and _takes_back(former, text, direction) else None
+    same = former if former is not None and _is_of(former, script, direction) else None
+    reverse = former if former is not None and direction == "down" and _is_of(former, script, "up") else None
     problems: list[LockstepError] = []
     if former is not None and former.state == OPEN:
         problems += _layout_problems(work, former) if same or reverse else [unfinished(former)]
@@ -176,8 +176,10 @@ def _of_table(statements: Sequence[ScriptStatement], logical: str) -> tuple[Scri
     return tuple(statement for statement in statements if statement.logical == logical)
 
 
-def _takes_back(former: Rollout, text: str, direction: str) -> bool:
-    return direction == "down" and former.direction == "up" and former.script == text
+def _is_of(former: Rollout, script: Script, direction: str) -> bool:
+    """Whether the rollout has these statements: its file may have got the reverse of them since."""
+    kept = parse(former.script, former.name).statements(former.direction)
+    return former.direction == direction and kept == script.statements(direction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ class _Undone:
 
     def lacking(self, shard: RolloutShard) -> tuple[ScriptStatement, ...]:
         """The statements that the shard has not been given: its definition is taken back from behind them."""
-        told = _told(self.rollout, shard.server, self.logical)
+        told = _told(self.rollout, shard.server, self.logical, [shard])
         place = told.place(shard.found) if told is not None and shard.found is not None else None
         return () if place is None else self.statements[place:]
 
@@ -237,7 +239,7 @@ def _decided(
     foretold: dict[str, Foretold] = {}
     for server in dict.fromkeys(shard.server for shard in shards):
         of_server = [shard for shard in shards if shard.server == server and shard.found is not None]
-        told = _told(former, server, logical)
+        told = _told(former, server, logical, of_server)
         still = former is not None and (
             former.state == OPEN or told is None or all(_knows(told, shard) for shard in of_server)
         )
@@ -259,9 +261,18 @@ def _decided(
     return table, problems
 
 
-def _told(former: Rollout | None, server: str, logical: str) -> Foretold | None:
-    prints = former.prints.get(server, {}).get(logical) if former is not None else None
-    return Foretold(tuple(prints), tuple(former.ways[server][logical])) if former is not None and prints else None
+def _told(former: Rollout | None, server: str, logical: str, shards: Sequence[RolloutShard]) -> Foretold | None:
+    """What was foretold by the server; or by one of another version, as it may have been then, that knows the shards:
+    from those that have the statements already, they would be foretold to have them twice."""
+    if former is None:
+        return None
+    for version in (server, *former.prints):
+        prints = former.prints.get(version, {}).get(logical)
+        if prints:
+            told = Foretold(tuple(prints), tuple(former.ways[version][logical]))
+            if version == server or all(_knows(told, shard) for shard in shards):
+                return told
+    return None
 
 
 def _knows(told: Foretold, shard: RolloutShard) -> bool:

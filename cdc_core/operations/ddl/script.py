@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from cdc_core.errors import UsageError
@@ -46,7 +46,7 @@ class ScriptStatement:
     logical: str
     clauses: str
     columns: AlterClauses
-    line: int
+    line: int = field(compare=False)
 
     def on(self, database: str, table: str, *modifiers: str) -> str:
         """The SQL for a physical table. Modifiers come first: there, MySQL takes them before clauses about
@@ -59,6 +59,9 @@ class Script:
     name: str
     up: tuple[ScriptStatement, ...]
     down: tuple[ScriptStatement, ...] = ()
+
+    def statements(self, direction: str) -> tuple[ScriptStatement, ...]:
+        return self.up if direction == "up" else self.down
 
 
 def parse(text: str, name: str) -> Script:
