@@ -67,7 +67,8 @@ def _sid_text(sid: bytes) -> str:
 
 def _parse_gtid_tagged(event: Event) -> Gtid:
     """libs/mysql/serialization: format version, size of the message, last mandatory field + 1, then fields, each after
-    its id. Control_events.h define_fields() numbers them; the sid's bytes are 16 integers."""
+    its id. Control_events.h define_fields() numbers them; the sid's bytes are 16 integers. What a later release appends
+    is not read, unless the event says that it is mandatory."""
     read = event.cursor()
     version = read.varlen()
     size = read.varlen()
@@ -80,8 +81,10 @@ def _parse_gtid_tagged(event: Event) -> Gtid:
     sid, tag, last = b"", "", -1
     while read.left:
         field = read.varlen()
-        if field <= last or field > 11:
+        if field <= last:
             raise read.error(f"field {field} after field {last}")
+        if field > 11:
+            break
         last = field
         if field == 1:
             sid = bytes(_byte(read) for _ in range(16))
