@@ -42,9 +42,9 @@ class LockstepError(Exception):
         place = f" [at {self.where}]" if self.where else ""
         return f"{self.what}{place} What to do: {self.remedy} ({self.code})"
 
-    def with_text(self, *, what: str = "", remedy: str = "") -> Self:
-        """The same error with another sentence or remedy."""
-        return type(self)(what or self.what, where=self.where, code=self.code, remedy=remedy or self.remedy)
+    def with_remedy(self, remedy: str) -> Self:
+        """The same error with another remedy."""
+        return type(self)(self.what, where=self.where, code=self.code, remedy=remedy)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.where, self.remedy, self.code, self.parts)

@@ -146,9 +146,6 @@ class Job:
         with TargetSurvey(self.database, [table.table for table in tables]) as survey:
             return prepared_destinations(survey, [self._checked(table, survey, writing=writing) for table in tables])
 
-    def destination(self, table: MergeTable, *, writing: bool = True) -> Destination:
-        return self.destinations([table], writing=writing)[0]
-
     def _checked(self, table: MergeTable, survey: TargetSurvey, *, writing: bool) -> Destination:
         use = TableUse(
             key=table.key,

@@ -12,7 +12,8 @@ On an executor of Spark this code is in a zip, at another path for each applicat
 the zip's content, in one folder of the user, where the next application finds them.
 
 Before it loads a kernel from disk, Numba would import all that it can compile (random numbers, linear algebra, and
-SciPy where that is installed): half a second of each process, and machine code needs none of it. `_load` leaves it out.
+SciPy where that is installed): half a second of each process, and machine code needs none of it. So a kernel is loaded
+by `_load_overload`, as FunctionCache.load_overload (numba/core/caching.py, 0.68) does after that import.
 A kernel that has to be compiled still finds it: the compiler asks for it by itself (numba/core/compiler.py, 0.68).
 """
 
@@ -23,14 +24,13 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba as nb
 from numba.core import config
 from numba.core.caching import IndexDataCacheFile
-from numba.core.runtime.nrt import rtsys
 from numba.misc.appdirs import AppDirs
 
 from cdc_core.process.account import settled
@@ -39,24 +39,18 @@ os.environ.update(settled(os.environ))  # where numba keeps what it compiles
 config.reload_config()  # type: ignore[no-untyped-call]
 
 _Result = TypeVar("_Result")
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
-_UNCOUNTED = {**_OPTIONS, "_nrt": False}
+_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
 _IMPORT = re.compile(r"^ *(?:from|import) +([\w.]+)(?: +import +(?:\(([^)]*)\)|([^\n(]*)))?", re.MULTILINE)
 
 
 def kernel(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """A function that Python calls."""
-    return _compiled(function, _UNCOUNTED)
+    return _compiled(function, _OPTIONS)
 
 
 def inlined(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """A part of a kernel: it is inlined, so that passing many arrays costs nothing."""
-    return _compiled(function, {**_UNCOUNTED, "forceinline": True})
-
-
-def allocating(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """A function that Python calls, and that allocates arrays."""
-    return _compiled(function, _OPTIONS)
+    return _compiled(function, {**_OPTIONS, "forceinline": True})
 
 
 def _compiled(function: Callable[..., _Result], options: dict[str, Any]) -> Callable[..., _Result]:
@@ -76,15 +70,8 @@ def _compiled(function: Callable[..., _Result], options: dict[str, Any]) -> Call
             kept._cache_path = kept._impl.locator._cache_path = str(_archive_cache())
         base = f"{kept._impl.filename_base}-{stamp[:16]}"
         kept._cache_file = IndexDataCacheFile(kept.cache_path, base, stamp)  # type: ignore[no-untyped-call]
-        kept.load_overload = partial(_load, kept)
+        kept.load_overload = kept._load_overload
     return cast(Callable[..., _Result], made)
-
-
-def _load(kept: Any, signature: Any, target: Any) -> Any:
-    """What the cache has for the signature; None if it has nothing. This is numba's FunctionCache.load_overload without
-    `target.refresh()`, except for the first line of that, which allocating kernels need."""
-    rtsys.initialize(target)
-    return kept._load_overload(signature, target)
 
 
 def _archive_of(file: Path) -> Path | None:

@@ -47,8 +47,8 @@ class RowImages:
         return f"{self.file}:{self.offset[event]}"
 
     @classmethod
-    def from_events(cls, events: Sequence[RowsEvent], numbers: Sequence[int] | None = None) -> RowImages:
-        """The images of `events`, which must be of one table map. numbers: the ordinal of each, 0.. by default."""
+    def from_events(cls, events: Sequence[RowsEvent]) -> RowImages:
+        """The images of `events`, which must be of one table map."""
         sizes = np.array([len(event.images) for event in events], dtype=np.int64)
         stop = np.cumsum(sizes)
         pairs = [(event.present, event.present_after) for event in events]
@@ -62,7 +62,7 @@ class RowImages:
             start=stop - sizes,
             stop=stop,
             kind=np.array([event.kind for event in events], dtype=np.uint8),
-            event=np.array(range(len(events)) if numbers is None else numbers, dtype=np.int32),
+            event=np.arange(len(events), dtype=np.int32),
             bitmaps=distinct,
             shape=np.array([index[pair] for pair in pairs], dtype=np.int32),
             columns=columns.pop() if columns else 0,

@@ -65,10 +65,10 @@ def bytes_of_lists(values: pa.ListArray) -> pa.BinaryArray:
     return pc.if_else(values.is_valid(), made, pa.scalar(None, pa.binary()))
 
 
-def exact_codes(values: pa.Array, literal: pa.MapArray, name: str, *, bits: bool = False) -> Numbers:
+def exact_codes(values: pa.Array, literal: pa.MapArray, name: str) -> Numbers:
     """As `codes`; a value of which there is an exact text (`_cdc_literal`) is known by this text: a date that is none,
     the error value of an ENUM, bytes that are not text."""
-    found = codes(values, bits=bits)
+    found = codes(values)
     if literal.null_count == len(literal):
         return found
     entries = LiteralEntries.of(literal)

@@ -329,9 +329,9 @@ def latest_schema(table: Table) -> Schema:
     return table.schemas()[max(schema_ids[-1], current)]
 
 
-def head(table: Table, ref: str = MAIN) -> Snapshot | None:
-    """The snapshot that readers see, or that of a branch."""
-    return table.metadata.snapshot_by_name(ref)
+def head(table: Table) -> Snapshot | None:
+    """The snapshot that readers see."""
+    return table.metadata.snapshot_by_name(MAIN)
 
 
 def at_main(snapshot: Snapshot | None) -> AssertRefSnapshotId:

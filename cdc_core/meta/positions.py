@@ -5,7 +5,7 @@ Keeps true: a position moves from the place where it is stored, and no other, by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from sqlalchemy import Row, exists, insert, select, update
 
@@ -31,12 +31,6 @@ class SourcePositions(Repository):
         """The checkpoints of sources that were extracted before."""
         rows = self.execute(select(_ack).order_by(_ack.c.source))
         return {row.source: checkpoint_of(row) for row in rows}
-
-    @reads
-    def watermark(self, sources: Sequence[str]) -> int:
-        """µs UTC: windows that end at or before it are staged completely by all of them; 0 when one never began."""
-        checkpoints = [self.checkpoint(source) for source in sources]
-        return min((checkpoint.watermark_us if checkpoint is not None else 0 for checkpoint in checkpoints), default=0)
 
     @writes
     def advance_watermark(self, lease: Lease, seen: Checkpoint) -> None:

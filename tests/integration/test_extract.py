@@ -86,7 +86,7 @@ def test_an_interval_in_the_past_is_complete_at_the_fence(make_line):
     with line.extractor() as extractor:
         result = extractor.drain(until_us=now_us - HOUR)
     assert result.done
-    assert line.meta.positions.watermark(["shop"]) >= now_us - HOUR
+    assert line.meta.positions.checkpoint("shop").watermark_us >= now_us - HOUR
 
 
 def test_a_transaction_larger_than_the_ring_is_staged_whole(make_line):

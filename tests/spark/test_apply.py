@@ -637,7 +637,7 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
     (table,) = job.tables()
     d, t = shard.split(".")
     paths = job.filtered_files(table)
-    pieces = shard_pieces(job, job.destination(table), FilteredRows(paths, shards=[2 * int(d) + int(t)]))
+    pieces = shard_pieces(job, job.destinations([table])[0], FilteredRows(paths, shards=[2 * int(d) + int(t)]))
     done, error = together(write_pieces(job, pieces))
     assert error is None
     assert [result.counts.written for result in done] == [1]

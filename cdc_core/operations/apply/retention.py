@@ -366,7 +366,7 @@ def _saying(done: str) -> Iterator[None]:
         yield
     except LockstepError as error:
         remedy = f"{error.remedy.rstrip('.')}. {done[0].upper()}{done[1:]}; the next purge or sweep removes the others"
-        raise error.with_text(remedy=remedy) from error
+        raise error.with_remedy(remedy) from error
 
 
 def _old_runs(opened: OpenPipeline, cutoff_us: int) -> dict[str, list[str]]:

@@ -38,7 +38,7 @@ class AcceptedPlaces:
         """The error that stops the stream at a place, with the command that accepts it."""
         remedy = f"{error.remedy}. Or accept this position, once you know what changed there: "
         remedy += f"`{self._command} {place[0]}:{place[1]}`"
-        return error.with_text(remedy=remedy)
+        return error.with_remedy(remedy)
 
     def require_used(self) -> None:
         """Raises UsageError (usage.argument) for a place at which nothing would have stopped so far."""

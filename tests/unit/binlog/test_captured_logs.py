@@ -143,11 +143,11 @@ def test_rows_can_be_decoded_in_any_cut_with_the_same_result() -> None:
     ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
     schema = schema_of(table, None)
     whole = decode_rows(schema, table, RowImages.from_events(events))
-    parts = [decode_rows(schema, table, RowImages.from_events([row_event], [n])) for n, row_event in enumerate(events)]
+    parts = [decode_rows(schema, table, RowImages.from_events([row_event])) for row_event in events]
     for column in range(table.columns):
         assert pa.concat_arrays([part.after[column] for part in parts]).equals(whole.after[column])
     assert pa.concat_arrays([part.before for part in parts]).equals(whole.before)
-    assert [number for part in parts for number in part.event.tolist()] == whole.event.tolist()
+    assert [number for number, part in enumerate(parts) for _ in part.event] == whole.event.tolist()
 
 
 def test_a_type_that_does_not_fit_the_log_never_comes_to_a_kernel() -> None:
@@ -228,6 +228,18 @@ def test_a_gtid_that_came_from_elsewhere_has_two_commit_times() -> None:
     gtid = parse_gtid(event(EventType.GTID, body))
     assert (gtid.immediate_commit_ts_us, gtid.original_commit_ts_us) == (1000, 900)
     assert parse_gtid(event(EventType.ANONYMOUS_GTID, body)).text == ""
+
+
+def test_what_a_later_release_appends_to_a_tagged_gtid_stops_nobody_unless_it_is_mandatory() -> None:
+    def body(mandatory: int) -> bytes:
+        known = [(0, [0]), (1, range(16)), (2, [14]), (3, [1, ord("t") // 2]), (4, [0]), (5, [0]), (6, [100])]
+        numbers = [0, 30, mandatory, *(number for field, values in known for number in (field, *values)), 12]
+        return bytes(number << 1 for number in numbers) + b"\xff"
+
+    gtid = parse_gtid(event(EventType.GTID_TAGGED, body(7)))
+    assert (gtid.text, gtid.immediate_commit_ts_us) == ("00010203-0405-0607-0809-0a0b0c0d0e0f:t:7", 100)
+    with pytest.raises(DataAtRisk, match="does not know"):
+        parse_gtid(event(EventType.GTID_TAGGED, body(13)))
 
 
 def test_a_mariadb_gtid_with_extra_fields_of_a_newer_server_is_read() -> None:
