@@ -234,7 +234,7 @@ def _ordered(
             raise
 
 
-def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
+def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path) -> int:
     """The rows written, as CSV to a path that ends with .csv, else as Parquet. The file appears whole or not at all.
     Raises RetryLater (disk.error)."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -251,7 +251,7 @@ def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path,
             with scratch_duckdb() as connection:
                 connection.from_arrow(pa.RecordBatchReader.from_batches(schema, counted())).write_csv(str(temporary))
         else:
-            with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer:
+            with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=3) as writer:
                 for batch in counted():
                     writer.write_batch(batch)
         os.replace(temporary, path)

@@ -154,8 +154,8 @@ class Lab:
         order = pc.sort_indices(rows, sort_keys=[("_cdc_seq", "ascending"), ("_cdc_row", "ascending")])
         return rows.take(order)
 
-    def changed_ids(self, table: str = "t") -> list[int]:
-        return self.changes(table)["id"].to_pylist()
+    def changed_ids(self) -> list[int]:
+        return self.changes()["id"].to_pylist()
 
     def state(self, table: str = "t", *columns: str, **options: Any) -> list[tuple[Any, ...]]:
         """The table's rows, in the order of its key."""

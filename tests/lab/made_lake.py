@@ -148,7 +148,7 @@ class MadeLake:
         made = on_run_branch(live, (*changes_of, FileChange())[: len(live)], {RUN: run})
         return Applied(list(made), new.classes)
 
-    def append(self, store: ObjectStore, manifests: Iterable[Manifest], run: str = "") -> list[LakeSnapshot]:
+    def append(self, store: ObjectStore, manifests: Iterable[Manifest]) -> list[LakeSnapshot]:
         """What a run does with the staged changes of batches, on its branch. The columns are those that the lake has
         now."""
         self._runs += 1
@@ -162,7 +162,7 @@ class MadeLake:
                 for events in file_events(store, file, rule):
                     new += write_rows(change_rows.files, new_rows(change_rows, events))
         change = _done(change_rows.files, change_due(change_rows.live, new, {}))
-        return list(on_run_branch(live, (FileChange(), FileChange(), change), {RUN: run or f"run_{self._runs}"}))
+        return list(on_run_branch(live, (FileChange(), FileChange(), change), {RUN: f"run_{self._runs}"}))
 
     def changes(self) -> list[dict[str, Any]]:
         """What a reader of the changes table sees, in the order of the log."""

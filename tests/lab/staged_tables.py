@@ -32,17 +32,8 @@ def table_state(
     return pa.Table.from_batches(state_batches(store, manifests, table, how), state_columns(manifests, table, how))
 
 
-def export(
-    store: ObjectStore,
-    manifests: Sequence[Manifest],
-    table: str,
-    path: Path,
-    key: Sequence[str] | None = None,
-    *,
-    level: int = 3,
-    **options: Any,
-) -> int:
+def export(store: ObjectStore, manifests: Sequence[Manifest], table: str, path: Path, **options: Any) -> int:
     """The rows written."""
-    how = StateOptions(key, **options)
+    how = StateOptions(**options)
     batches = state_batches(store, manifests, table, how)
-    return write_file(state_columns(manifests, table, how), batches, path, level=level)
+    return write_file(state_columns(manifests, table, how), batches, path)
