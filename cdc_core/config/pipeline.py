@@ -18,6 +18,7 @@ from cdc_core.config.target_options import IcebergTarget, MysqlTarget, Target
 from cdc_core.config.value_types import Cron, Model, Name
 from cdc_core.config.verify_options import Repair, Verify
 from cdc_core.errors import UsageError
+from cdc_core.model.choices import choose
 from cdc_core.model.connection_reference import is_reference, same_variable
 from cdc_core.model.readable import counted
 from cdc_core.model.windows import Windows
@@ -148,23 +149,24 @@ class Pipeline(Model):
         return _require_database(self.target(name))
 
     def one_database(self, name: str | None, where: str) -> MysqlTarget:
-        """The target of this name, or the only one that is a database. Raises UsageError (usage.argument)."""
+        """The target of this name, or the only one that is a database. Raises UsageError (usage.argument,
+        usage.unknown_name)."""
         if name is None and len(self.databases) == 1:
             return self.databases[0]
         return _require_database(self.one_target(name, where))
 
     def one_target(self, name: str | None, where: str) -> Target:
-        """The target of this name, or the only one. where: who asks. Raises UsageError (usage.argument)."""
-        named = [target for target in self.targets if name in (None, target.name)]
-        if len(named) == 1:
-            return named[0]
-        names = ", ".join(target.name for target in self.targets)
+        """The target of this name, or the only one. where: who asks. Raises UsageError (usage.argument,
+        usage.unknown_name)."""
+        names = [target.name for target in self.targets]
+        chosen = choose(names, None if name is None else [name], "target", "--target")
+        if len(chosen) == 1:
+            return self.target(chosen[0])
         raise UsageError(
-            f"The pipeline has {counted(len(self.targets), 'target')}"
-            + (f", and none is named {name!r}." if name is not None else "."),
+            f"The pipeline has {counted(len(names), 'target')}.",
             where=where,
             code="usage.argument",
-            remedy=f"add --target, one of: {names}" if names else "add a target to the pipeline file",
+            remedy=f"add --target, one of: {', '.join(names)}" if names else "add a target to the pipeline file",
         )
 
 

@@ -22,7 +22,7 @@ from cdc_core.stage.stores import open_stage
 def work_of(opened: OpenPipeline, spark: Spark, file: Path, target: str | None) -> Iterator[CutoverWork]:
     """The work of one target of a pipeline, or of all targets of a way back. file: the pipeline's.
 
-    Raises UsageError (usage.argument) if the pipeline has several targets and none is named.
+    Raises UsageError (usage.argument, usage.unknown_name) as Pipeline.one_database.
     """
     forward = _forward_of(opened.pipeline, file)
     one_database = opened.pipeline.one_database

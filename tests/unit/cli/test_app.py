@@ -152,6 +152,15 @@ def test_a_source_or_time_that_is_not_there_is_refused_before_anything_happens(
     assert not (pipeline.parent / "meta.db").exists()
 
 
+@pytest.mark.parametrize("command", ["verify", "repair", "ddl resume"])
+def test_a_target_that_is_not_there_is_refused_alike_by_all_commands(
+    lockstep: Lockstep, pipeline: Path, command: str
+) -> None:
+    done = lockstep(*command.split(), pipeline, "--target", "other", "--json")
+    error = json.loads(done.out)["error"]
+    assert (done.code, error["code"], error["where"]) == (2, "usage.unknown_name", "--target")
+
+
 def test_an_unset_connection_is_named(lockstep: Lockstep, pipeline: Path) -> None:
     done = lockstep("extract", pipeline, "--json")
     assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "config.unset")
