@@ -11,6 +11,7 @@ set -eu
 
 secret=$(mktemp)
 trap 'rm -f "$secret"' EXIT
+trap 'exit 143' INT TERM  # sh runs the trap of EXIT for no signal that ends it
 chmod 600 "$secret"
 cat > "$secret" <<END
 [client]

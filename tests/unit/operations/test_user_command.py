@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "online_ddl" / "pt-osc.sh"
 CALLING = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -35,12 +38,9 @@ def running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_ends_and_cleans_up_when_its_caller_is_told_to_end(told: signal.Signals, tmp_path: Path) -> None:
-    script = tmp_path / "copy.sh"
-    script.write_text(COMMAND)
-    secret, begun = (Path(f"{script}.{name}") for name in ("secret", "begun"))
-    calling = subprocess.Popen([sys.executable, "-c", CALLING, str(script)])
+def told_to_end(told: signal.Signals, script: Path, begun: Path, environ: Mapping[str, str] = os.environ) -> None:
+    """The script is called, and the caller is told to end once the script's child has begun and said its number."""
+    calling = subprocess.Popen([sys.executable, "-c", CALLING, str(script)], env=environ)
     try:
         while not (begun.exists() and begun.read_text().endswith("\n")):
             assert calling.poll() is None
@@ -50,6 +50,27 @@ def test_a_command_ends_and_cleans_up_when_its_caller_is_told_to_end(told: signa
     finally:
         calling.kill()
         calling.wait()
-    assert not secret.exists()
     while running(int(begun.read_text())):
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_ends_and_cleans_up_when_its_caller_is_told_to_end(told: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "copy.sh"
+    script.write_text(COMMAND)
+    told_to_end(told, script, tmp_path / "copy.sh.begun")
+    assert not (tmp_path / "copy.sh.secret").exists()
+
+
+def test_the_example_of_a_copying_command_leaves_no_password(tmp_path: Path) -> None:
+    tools, scratch, begun = (tmp_path / name for name in ("tools", "scratch", "begun"))
+    tools.mkdir()
+    scratch.mkdir()
+    for name, text in (("mysql", "exit 0"), ("pt-online-schema-change", f"echo $$ > '{begun}'\nexec sleep 100")):
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o700)
+    names = ["HOST", "PORT", "USER", "PASSWORD", "SSL_MODE", "DATABASE", "TABLE", "CLAUSES"]
+    shard = {f"LOCKSTEP_DDL_{name}": "x" for name in names} | {"LOCKSTEP_DDL_PHASE": "start"}
+    path = f"{tools}:{os.environ['PATH']}"
+    told_to_end(signal.SIGTERM, EXAMPLE, begun, {**os.environ, **shard, "PATH": path, "TMPDIR": str(scratch)})
+    assert list(scratch.iterdir()) == []
