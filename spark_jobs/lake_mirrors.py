@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import Refused, repeat_from
-from cdc_core.lake.catalogs import catalog_answers, identifier, lost_files, name_of, open_catalog
+from cdc_core.lake.catalogs import catalog_answers, identifier, lost_files, name_of, open_catalog, silent
 from cdc_core.lake.lake_tables import MirrorTables, mirror_rule, opened, required_schemas
 from cdc_core.lake.mirror import Mirror
 from cdc_core.lake.publication import BaseSnapshots
@@ -101,7 +101,8 @@ def require_bases(job: Job, mirrors: Mapping[str, OpenMirror]) -> None:
 
 
 def in_lake(job: Job, work: Callable[[Sized, Place], Iterable[Result]]) -> Begin[Sized, Result]:
-    """As `in_place`, for work that reads files of the lake. Raises FilesLost (lake.files_lost)."""
+    """As `in_place`, for work that reads files of the lake. Raises FilesLost (lake.files_lost), RetryLater
+    (connection.unreachable)."""
     where = f"targets.{job.target.name}"
 
     def reading(piece: Sized, place: Place) -> Iterator[Result]:
@@ -109,5 +110,9 @@ def in_lake(job: Job, work: Callable[[Sized, Place], Iterable[Result]]) -> Begin
             yield from work(piece, place)
         except FileNotFoundError as error:
             raise lost_files(where, str(error)) from error
+        except OSError as error:
+            if error.errno is not None:
+                raise  # of this machine: Arrow's errors of a bucket have no number
+            raise silent(where, str(error).rstrip(".")) from error
 
     return in_place(job, reading)

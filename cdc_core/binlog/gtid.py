@@ -47,7 +47,8 @@ def parse_gtid(event: Event) -> Gtid:
         return _parse_gtid_tagged(event)
     read = event.cursor()
     sid, gno = _SID_AND_GNO.unpack(read.take(_SID_AND_GNO.size))
-    _number(read, gno)
+    anonymous = event.header.type == EventType.ANONYMOUS_GTID
+    gno = 0 if anonymous else _number(read, gno)
     immediate = original = 0
     if read.left and (kind := read.take(17)[0]) != 2:
         raise read.error(f"logical timestamps of kind {kind}, not 2")
@@ -56,8 +57,7 @@ def parse_gtid(event: Event) -> Gtid:
         if immediate >> 55:
             immediate &= (1 << 55) - 1
             original = read.uint(7)
-    anonymous = event.header.type == EventType.ANONYMOUS_GTID
-    return Gtid("" if anonymous else _sid_text(sid), 0 if anonymous else gno, "", immediate, original)
+    return Gtid("" if anonymous else _sid_text(sid), gno, "", immediate, original)
 
 
 @lru_cache(maxsize=256)

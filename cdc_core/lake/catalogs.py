@@ -120,18 +120,18 @@ def catalog_answers(target: IcebergTarget) -> Iterator[None]:
     except FileNotFoundError as error:
         raise lost_files(where, _shown(target, error)) from None
     except (SQLAlchemyError, RESTError, OSError) as error:
-        raise _silent(target, error) from None
+        raise silent(where, _shown(target, error)) from None
     except Exception as error:
         if not type(error).__module__.startswith("botocore."):  # not imported: only Glue needs it
             raise
         name = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
-        raise (_denied if name in _DENIED_BY_AWS else _silent)(target, error) from None
+        raise _denied(target, error) if name in _DENIED_BY_AWS else silent(where, _shown(target, error)) from None
 
 
-def _silent(target: IcebergTarget, error: Exception) -> RetryLater:
+def silent(where: str, what: str) -> RetryLater:
     return RetryLater(
-        f"The lake does not answer: {_shown(target, error)}.",
-        where=f"targets.{target.name}",
+        f"The lake does not answer: {what}.",
+        where=where,
         code="connection.unreachable",
         remedy="check the catalog and the storage that the pipeline file names, then run it again; SQLite makes its "
         "file, but not the folder",
