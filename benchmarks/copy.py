@@ -363,7 +363,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows, one turn")
     parser.add_argument("--rows", type=int, default=0, help="of the table (default 8,000,000)")
     parser.add_argument("--turns", type=int, default=0, help="default 5; quick: 1")
-    parser.add_argument("--readers", default="1,2", help="numbers of readers, by comma")
+    parser.add_argument("--readers", default="2", help="numbers of readers beside one, by comma")
     parser.add_argument("--server", default="mysql,mariadb", help="servers, by comma")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
     parser.add_argument("--pymysql", type=Path, help=argparse.SUPPRESS)
@@ -373,7 +373,7 @@ def main() -> None:
         return
     rows = chosen.rows or (800_000 if chosen.quick else 8_000_000)
     turns = chosen.turns or (1 if chosen.quick else 5)
-    threads = [int(reader) for reader in chosen.readers.split(",")]
+    threads = sorted({1, *map(int, chosen.readers.split(","))})
     texts, load = [], os.getloadavg()[0]
     pictures: dict[str, dict[str, float]] = {}
     for name in chosen.server.split(","):

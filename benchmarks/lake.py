@@ -1,8 +1,8 @@
 """`make bench-lake`: how fast changes of a MariaDB reach Iceberg tables, beside others that write the same changes.
 
     fill      rows that are there already: copied beside the stream, and applied to an empty lake
-    changes   updates of random rows, from the log to the published mirror: `lockstep run`, with the start of Spark; and
-              a run whose Spark is there already, as with `--every`
+    changes   updates of random rows, from the log to the published mirror: `lockstep run`, by the driver and by Spark,
+              and each once more in a process that has run before, as with `--every`
     few       1,000 changes in 5 tables
     many      100 changes in each of many tables
     peers     the same updates on the same table: Spark's MERGE INTO of Iceberg, which keeps positions of deleted rows
@@ -53,7 +53,9 @@ VALUES = "seq, seq % 9973, 'new', seq / 7, '2026-01-01' + INTERVAL seq SECOND, C
 UPSERTED = 2_000
 """Changes of PyIceberg's upsert."""
 WARMING = 300_000
-"""Changes of the run that starts Spark: more than a driver does itself."""
+"""Changes of the run before the one that is measured, in the same process."""
+SPARK = "spark: {driver_rows: 0}\n"
+"""Of a pipeline whose runs are all done by Spark."""
 OLD_VERSIONS, AT_REST_S = 100, 120
 """Old versions of rows that the server may still have; and how long it is waited for at most."""
 
@@ -76,7 +78,7 @@ class Line:
         (root / "lake").mkdir()
         self.uri = f"sqlite:///{root}/lake/catalog.db"
         self.file = root / "bench.yaml"
-        self.file.write_text(PIPELINE.format(root=root))
+        self.by_driver()
 
     def lockstep(self, *arguments: str) -> tuple[float, float]:
         """Seconds, and seconds of CPU, of the command with its Spark."""
@@ -87,8 +89,15 @@ class Line:
             sys.exit(done.stdout + done.stderr)
         return time.perf_counter() - began_s, cpu_s(self.source) - before_s
 
-    def with_spark(self, before: str, timed: str) -> float:
-        """Seconds of a run that finds Spark started by the run before it. The statements write what each applies."""
+    def by_spark(self) -> None:
+        self.file.write_text(PIPELINE.format(root=self.root) + SPARK)
+
+    def by_driver(self) -> None:
+        """As far as it takes the changes."""
+        self.file.write_text(PIPELINE.format(root=self.root))
+
+    def again(self, before: str, timed: str) -> float:
+        """Seconds of a second run of one process. The statements write what each applies."""
         pipeline, output = config.load(self.file), self.root / "spark.log"
         with (
             open_pipeline(pipeline) as opened,
@@ -136,19 +145,21 @@ def figures(line: Line, rows: int, changes: int, tables: int) -> Iterator[Figure
     line.sql(f"CREATE TABLE orders ({COLUMNS})", f"INSERT INTO orders SELECT {VALUES} FROM seq_1_to_{rows}")
     line.lockstep("extract")
     yield timed("rows into an empty lake, from the stage", rows, "run", "--staged")
-    line.sql(f"UPDATE orders SET status = 'paid', amount = amount + 1 WHERE id * 7919 % {rows} < {changes}")
-    line.lockstep("extract")
-    yield timed("updates of random rows, from the stage", changes, "run", "--staged")
-    line.sql(f"UPDATE orders SET status = 'sent', amount = amount + 1 WHERE id * 104729 % {rows} < {changes}")
-    yield timed("updates of random rows, from the log", changes, "run")
-    yield Figure(
-        "updates of random rows, from the log, Spark started before",
-        changes,
-        line.with_spark(
-            f"UPDATE orders SET status = 'lost' WHERE id <= {WARMING}",
-            f"UPDATE orders SET status = 'kept', amount = amount + 1 WHERE id * 15485863 % {rows} < {changes}",
-        ),
-    )
+    for number, engine in enumerate((line.by_driver, line.by_spark)):
+        engine()
+        how = "by the driver" if engine == line.by_driver else "by Spark"
+
+        def update(status: str, spread: int, number: int = number) -> str:
+            return (
+                f"UPDATE orders SET status = '{status} {number}', amount = amount + 1 "
+                f"WHERE id * {spread} % {rows} < {changes}"
+            )
+
+        line.sql(update("sent", 104729))
+        yield timed(f"updates of random rows, from the log, {how}", changes, "run")
+        seconds = line.again(f"UPDATE orders SET status = 'lost {number}' WHERE id <= {WARMING}", update("kept", 7919))
+        yield Figure(f"the same, {how}, in a process that has run before", changes, seconds)
+    line.by_driver()
     for number in range(5):
         line.sql(f"CREATE TABLE few{number} ({COLUMNS})", f"INSERT INTO few{number} SELECT {VALUES} FROM seq_1_to_200")
     line.lockstep("run")

@@ -23,9 +23,9 @@ class SparkOptions(Model):
         "sc://host:15002 (Spark Connect)",
     )
     driver_rows: int = Field(
-        200_000,
+        1_000_000,
         ge=0,
-        description="a run of at most so many changes needs no Spark, unless they take more than 128 MiB of memory; 0: "
+        description="a run of at most so many changes needs no Spark, unless they take more than 256 MiB of memory; 0: "
         "always use Spark",
     )
     conf: Settings = Field(default_factory=dict, description="Spark settings by name; no secrets")

@@ -227,7 +227,7 @@ def _loaded(catalog: Catalog, identifier: tuple[str, ...]) -> Table:
         raise TableMissing(
             f"The table {name_of(identifier)} does not exist.",
             where=name_of(identifier),
-            remedy="create it with `lockstep target create`; on_missing_table: create lets runs do that",
+            remedy="create it with `lockstep target create`; on_missing_table: create lets runs do that once rows come",
         ) from None
 
 

@@ -152,7 +152,7 @@ PLAN_VERSION = 5
 """The version of plan.json. It grows when its fields or the files that tasks leave for one another change, so that no
 task continues the work of another version of Lockstep."""
 _DIGEST_CHARS = 16
-DRIVER_BYTES = 128 << 20
+DRIVER_BYTES = 256 << 20
 """The changes that the driver does itself take at most so much memory as they were staged; it has them all at once."""
 
 
