@@ -197,7 +197,7 @@ docs: setup ## a site of docs/ in dist/site; a link that leads nowhere is an err
 	  sphinx-build -q -n -W --keep-going docs $(DIST)/site
 	@echo "$(DIST)/site/index.html"
 
-dist: setup ## wheel, source archive and the list of what they were tested with (SBOM) in dist/, checked
+dist: setup ## wheel, source archive and the list of what they were tested with (SBOM) in dist/, checked; images, where Docker runs
 	@rm -rf $(DIST)
 	@uv build --quiet --out-dir $(DIST)
 	@uv tool run --quiet --from twine==$(TWINE_VERSION) twine check --strict $(DIST)/*.tar.gz $(DIST)/*.whl
@@ -205,6 +205,10 @@ dist: setup ## wheel, source archive and the list of what they were tested with 
 	  uv tool run --quiet --from cyclonedx-bom==$(CYCLONEDX_VERSION) cyclonedx-py requirements --pyproject pyproject.toml \
 	    --mc-type library --output-reproducible -o "$(DIST)/$$(basename $(DIST)/*.tar.gz .tar.gz).cdx.json" -
 	@ls -l $(DIST)
+	@if docker info > /dev/null 2>&1; then for image in extractor airflow; do \
+	    docker build --quiet -f docker/Dockerfile --target $$image \
+	      -t "lockstep-$$image:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" . || exit 1; \
+	  done; else echo "no images: no Docker daemon answers"; fi
 
 lock: setup ## resolve requirements.lock again from pyproject.toml
 	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \

@@ -158,7 +158,7 @@ def figures(line: Line, rows: int, changes: int, tables: int) -> Iterator[Figure
         line.sql(update("sent", 104729))
         yield timed(f"updates of random rows, from the log, {how}", changes, "run")
         seconds = line.again(f"UPDATE orders SET status = 'lost {number}' WHERE id <= {WARMING}", update("kept", 7919))
-        yield Figure(f"the same, {how}, in a process that has run before", changes, seconds)
+        yield Figure(f"again in one process, {how}", changes, seconds)
     line.by_driver()
     for number in range(5):
         line.sql(f"CREATE TABLE few{number} ({COLUMNS})", f"INSERT INTO few{number} SELECT {VALUES} FROM seq_1_to_200")
