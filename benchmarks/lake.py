@@ -54,8 +54,6 @@ UPSERTED = 2_000
 """Changes of PyIceberg's upsert."""
 WARMING = 300_000
 """Changes of the run before the one that is measured, in the same process."""
-SPARK = "spark: {driver_rows: 0}\n"
-"""Of a pipeline whose runs are all done by Spark."""
 OLD_VERSIONS, AT_REST_S = 100, 120
 """Old versions of rows that the server may still have; and how long it is waited for at most."""
 
@@ -78,7 +76,7 @@ class Line:
         (root / "lake").mkdir()
         self.uri = f"sqlite:///{root}/lake/catalog.db"
         self.file = root / "bench.yaml"
-        self.by_driver()
+        self.by("the driver")
 
     def lockstep(self, *arguments: str) -> tuple[float, float]:
         """Seconds, and seconds of CPU, of the command with its Spark."""
@@ -89,12 +87,10 @@ class Line:
             sys.exit(done.stdout + done.stderr)
         return time.perf_counter() - began_s, cpu_s(self.source) - before_s
 
-    def by_spark(self) -> None:
-        self.file.write_text(PIPELINE.format(root=self.root) + SPARK)
-
-    def by_driver(self) -> None:
-        """As far as it takes the changes."""
-        self.file.write_text(PIPELINE.format(root=self.root))
+    def by(self, engine: str) -> None:
+        """From now on Spark does all runs, or the driver those that it takes."""
+        spark = "spark: {driver_rows: 0}\n" if engine == "Spark" else ""
+        self.file.write_text(PIPELINE.format(root=self.root) + spark)
 
     def again(self, before: str, timed: str) -> float:
         """Seconds of a second run of one process. The statements write what each applies."""
@@ -145,21 +141,17 @@ def figures(line: Line, rows: int, changes: int, tables: int) -> Iterator[Figure
     line.sql(f"CREATE TABLE orders ({COLUMNS})", f"INSERT INTO orders SELECT {VALUES} FROM seq_1_to_{rows}")
     line.lockstep("extract")
     yield timed("rows into an empty lake, from the stage", rows, "run", "--staged")
-    for number, engine in enumerate((line.by_driver, line.by_spark)):
-        engine()
-        how = "by the driver" if engine == line.by_driver else "by Spark"
-
-        def update(status: str, spread: int, number: int = number) -> str:
-            return (
-                f"UPDATE orders SET status = '{status} {number}', amount = amount + 1 "
-                f"WHERE id * {spread} % {rows} < {changes}"
-            )
-
-        line.sql(update("sent", 104729))
-        yield timed(f"updates of random rows, from the log, {how}", changes, "run")
-        seconds = line.again(f"UPDATE orders SET status = 'lost {number}' WHERE id <= {WARMING}", update("kept", 7919))
-        yield Figure(f"again in one process, {how}", changes, seconds)
-    line.by_driver()
+    for engine in ("the driver", "Spark"):
+        line.by(engine)
+        update = (
+            f"UPDATE orders SET status = '{{}} by {engine}', amount = amount + 1 WHERE id * {{}} % {rows} < {changes}"
+        )
+        line.sql(update.format("sent", 104729))
+        yield timed(f"updates of random rows, from the log, by {engine}", changes, "run")
+        before = f"UPDATE orders SET status = 'lost by {engine}' WHERE id <= {WARMING}"
+        seconds = line.again(before, update.format("kept", 7919))
+        yield Figure(f"again in one process, by {engine}", changes, seconds)
+    line.by("the driver")
     for number in range(5):
         line.sql(f"CREATE TABLE few{number} ({COLUMNS})", f"INSERT INTO few{number} SELECT {VALUES} FROM seq_1_to_200")
     line.lockstep("run")

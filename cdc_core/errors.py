@@ -316,7 +316,8 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
     for part in parts:
         places = alike.setdefault((part.what, part.remedy, part.code), [])
         places += [part.where] if part.where and part.where not in part.what else []
-    kind, codes = severity(type(worst(parts))), {code for _, _, code in alike}
+    grave = worst(parts)
+    kind = severity(type(grave))
     if len(alike) == 1:
         ((what, remedy, code), places) = next(iter(alike.items()))
         made = kind(what, where=", ".join(places), code=code, remedy=remedy)
@@ -328,7 +329,7 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
         )
         made = kind(
             f"{len(parts)} problems: {texts}.",
-            code=worst(parts).code if len(codes) == 1 else "target.several",
+            code=grave.code if len({code for _, _, code in alike}) == 1 else "target.several",
             remedy="; ".join(f"({number}) {remedy} ({code})" for number, ((_, remedy, code), _) in numbered),
         )
     made.parts = parts

@@ -76,18 +76,22 @@ def _judged(mirror: Mirror, piece: _MergedRows, place: Place) -> Iterator[Filter
     with place.store.open_input(piece.path) as file:
         winners = pq.read_table(file)
     for rows, latest in judged(mirror, winners, piece.removing):
-        rows = rows.drop_columns([name for name in FILTER_ONLY if name in rows.column_names])
-        classes = {count["values"]: count["counts"] for count in pc.value_counts(rows.column(CLASS)).to_pylist()}
-        stale = pc.equal(rows.column(CLASS), RowClass.STALE)
-        paths = []
-        for folder, some, other in (
-            (piece.filtered, rows.filter(pc.invert(stale)), REASON),
-            (piece.rejected, rows.filter(stale), CLASS),
-        ):
-            if some.num_rows or folder == piece.filtered:
-                kept = in_order(some.drop_columns([other]), mirror.key)
-                paths.append(place.files.write(folder, lambda file, kept=kept: _write(kept, file)))  # type: ignore[misc]
-        yield FilteredPart(tuple(paths), classes, latest)
+        yield _kept(rows, latest, mirror, piece, place)
+
+
+def _kept(rows: pa.Table, latest: dict[str, int], mirror: Mirror, piece: _MergedRows, place: Place) -> FilteredPart:
+    rows = rows.drop_columns([name for name in FILTER_ONLY if name in rows.column_names])
+    classes = {count["values"]: count["counts"] for count in pc.value_counts(rows.column(CLASS)).to_pylist()}
+    stale = pc.equal(rows.column(CLASS), RowClass.STALE)
+    paths = []
+    for folder, some, other in (
+        (piece.filtered, rows.filter(pc.invert(stale)), REASON),
+        (piece.rejected, rows.filter(stale), CLASS),
+    ):
+        if some.num_rows or folder == piece.filtered:
+            kept = in_order(some.drop_columns([other]), mirror.key)
+            paths.append(place.files.write(folder, lambda file, kept=kept: _write(kept, file)))  # type: ignore[misc]
+    return FilteredPart(tuple(paths), classes, latest)
 
 
 def _write(rows: pa.Table, file: object) -> None:

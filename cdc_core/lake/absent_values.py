@@ -24,14 +24,15 @@ FILLED_BYTES = 64 << 20
 """About so much memory the values take that are read at once, however short the changes that lack them are."""
 
 
-def filled_at_once(live: Sequence[LiveFile], rows: pa.Table) -> int:
-    """How many of these merged rows are filled at once: all that do not lack values, or as many as the mirror's rows
-    are in FILLED_BYTES."""
-    every: int = max(rows.num_rows, 1)
-    if ABSENT not in rows.column_names or whole(rows.column(ABSENT)).null_count == rows.num_rows:
-        return every
+def parts_to_fill(live: Sequence[LiveFile], rows: pa.Table) -> list[int]:
+    """The edges of the parts in which merged rows are filled: in each, no more lack values than the mirror has rows in
+    FILLED_BYTES. There are never more parts than the whole mirror would need, whose rows alone fill any."""
+    if ABSENT not in rows.column_names:
+        return [0, rows.num_rows]
+    lacking = np.flatnonzero(np.asarray(whole(rows.column(ABSENT).is_valid())))
     held, size_bytes = sum(file.rows for file in live), sum(file.groups for file in live) * GROUP_BYTES
-    return every if size_bytes <= FILLED_BYTES else min(max(FILLED_BYTES * held // size_bytes, 1), every)
+    most = max(FILLED_BYTES * max(held, len(lacking)) // max(size_bytes, 1), 1)
+    return [0, *lacking[most::most].tolist(), rows.num_rows]
 
 
 def filled(

@@ -32,8 +32,8 @@ _DENIED_BY_AWS = frozenset({
 """Codes of Glue's answers, as AWS names them for all of its services ("Common Errors"), and errors of botocore."""
 _PASSWORD = re.compile(r"//[^/@:]*:([^/@]+)@")
 """Of a URL."""
-_HAS_SCHEME = re.compile(r"\w[\w+.-]*:|/")
-"""Or is a whole path."""
+_WHOLE = re.compile(r"sqlite[\w+]*:///(?:/|file:)|(?!sqlite)\w[\w+.-]*:|/")
+"""Of URLs and paths: those that mean the same in whatever folder."""
 
 
 @contextmanager
@@ -78,9 +78,9 @@ def _value(target: IcebergTarget, name: str, value: str) -> str:
 def _require_whole_paths(target: IcebergTarget, properties: Mapping[str, str]) -> None:
     """A catalog in SQLite, and the files of any in SQL, are at one place. Raises UsageError (config.invalid)."""
     uri, warehouse = properties.get("uri", ""), properties.get("warehouse", "")
-    if uri.startswith("sqlite") and not uri.partition("://")[2].startswith("//"):
+    if uri.startswith("sqlite") and not _WHOLE.match(uri):
         name, whole = "uri", "sqlite:////path/catalog.db"
-    elif properties.get("type") == "sql" and warehouse and not _HAS_SCHEME.match(warehouse):
+    elif properties.get("type") == "sql" and warehouse and not _WHOLE.match(warehouse):
         name, whole = "warehouse", "file:///path/warehouse"
     else:
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from pyroaring import BitMap
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.history.codes import whole
 from cdc_core.history.guard import HeldVersions, classify_each, newest_tombstone
-from cdc_core.lake.absent_values import filled, filled_at_once
+from cdc_core.lake.absent_values import filled, parts_to_fill
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, bitmap
 from cdc_core.lake.held_rows import Numbers, held_rows, shown_key
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
@@ -67,9 +68,8 @@ def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> Iter
     held instead of stale ones); at least once. removing: versions of the run's truncates.
 
     Raises DataAtRisk (target.shared_key, lake.foreign_write, target.absent_values), Refused (config.table_rule)."""
-    at_once = filled_at_once(mirror.live, winners)
-    for low in range(0, max(winners.num_rows, 1), at_once):
-        yield _judged(mirror, winners.slice(low, at_once), removing)
+    for low, high in pairwise(parts_to_fill(mirror.live, winners)):
+        yield _judged(mirror, winners.slice(low, high - low), removing)
 
 
 def _judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tuple[pa.Table, dict[str, int]]:

@@ -15,6 +15,7 @@ import pytest
 
 from cdc_core.errors import ValuesAbsent
 from cdc_core.lake import absent_values, compaction, data_files
+from cdc_core.lake.absent_values import parts_to_fill
 from cdc_core.lake.compaction import DELETED_SHARE
 from cdc_core.lake.held_rows import rows_at
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
@@ -266,6 +267,21 @@ def test_values_that_the_log_lacks_are_read_for_a_bounded_part_of_the_rows(
     assert {row["id"]: (row["n"], row["v"]) for row in lake.scanned()} == {
         at: (1, f"{at:05}" * 2000) for at in range(200)
     }
+
+
+def test_a_mirror_of_tiny_files_cuts_no_run_into_tiny_parts(tmp_path: Path) -> None:
+    """Files may have a row each, and a run many rows of which few lack values, or many that are stale."""
+    lake = MadeLake(tmp_path, [("id", pa.int64()), ("n", pa.int64()), ("v", pa.string())])
+    for at in range(9):
+        lake.apply(upsert(10, at, 0, "held"))
+    tables = lake.opened()
+    mirror = tables.mirror(*tables.live())
+    complete = [upsert(20, at, 1, "new") for at in range(100, 1100)]
+    lacking = [Winner(20, (at, 1, None), born=False, absent=("v",)) for at in range(9)]
+    stale = [Winner(5, (at % 9, 1, None), born=False, absent=("v",)) for at in range(1000)]
+    for rows in ([*complete, *lacking], stale):
+        parts = parts_to_fill(mirror.live, lake.winners(rows))
+        assert (parts[0], parts[-1], len(parts) <= 7) == (0, len(rows), True)
 
 
 @pytest.mark.parametrize(
