@@ -80,7 +80,7 @@ def classified(
             classes = [
                 RowClass.INSERT if op == MergedOp.UPSERT else RowClass.DELETE for op in batch.column(OP).to_pylist()
             ]
-            yield Classified(_with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows))
+            yield Classified(_with_notes(batch, destination.shard_numbers(batch), pa.array(classes, pa.string())))
         elif batch.num_rows:
             _require_one_live(destination, batch)
             located = locate_rows(destination, sessions, scratch, batch)
@@ -113,7 +113,7 @@ def _judged(
 ) -> Classified:
     latest: dict[str, int] = {}
     batch, shards = located.rows, located.shards
-    classes, reasons = np.empty(batch.num_rows, dtype=object), np.empty(batch.num_rows, dtype=object)
+    places, classes, reasons = [], [], []
     for number in np.unique(shards):
         rows = np.flatnonzero(shards == number)
         part = batch.take(pa.array(rows))
@@ -127,7 +127,7 @@ def _judged(
             scratch=scratch,
             tolerant=destination.quarantine,
         )
-        classes[rows], reasons[rows] = classify_each(
+        each, why = classify_each(
             held,
             version_bytes(part),
             np.asarray(pc.equal(part.column(OP), MergedOp.UPSERT)),
@@ -135,11 +135,16 @@ def _judged(
             by_column=destination.rule.freshness is not None,
             removing=removing,
         )
-        stale = pa.array(classes[rows] == RowClass.STALE)
+        stale = pc.equal(each, RowClass.STALE)
         if stale.true_count:
             for versions in (held.rows, held.tombstones):
                 latest = later(latest, latest_places(versions.filter(stale)))
-    return Classified(_with_notes(batch, shards, classes.tolist(), reasons.tolist()), latest)
+        places.append(rows)
+        classes.append(each)
+        reasons.append(why)
+    order = pa.array(np.argsort(np.concatenate(places)))
+    notes = (pa.concat_arrays(column).take(order) for column in (classes, reasons))
+    return Classified(_with_notes(batch, shards, *notes), latest)
 
 
 def _everywhere(destination: Destination, truncates: pa.RecordBatch) -> pa.RecordBatch:
@@ -148,7 +153,7 @@ def _everywhere(destination: Destination, truncates: pa.RecordBatch) -> pa.Recor
     rows = truncates.take(pa.array(np.repeat(np.arange(several), count)))
     rows = _with_op(rows, [MergedOp.TRUNCATE, *[MergedOp.TRUNCATE_UNCOUNTED] * (count - 1)] * several)
     classes = [RowClass.DELETE, *[RowClass.UNCOUNTED] * (count - 1)] * several
-    return _with_notes(rows, np.tile(np.arange(count), several), classes, [None] * (count * several))
+    return _with_notes(rows, np.tile(np.arange(count), several), pa.array(classes, pa.string()))
 
 
 def _with_op(rows: pa.RecordBatch, ops: Sequence[str]) -> pa.RecordBatch:
@@ -168,23 +173,16 @@ def _departures(destination: Destination, located: LocatedRows) -> Iterator[pa.R
     left = sorted(gone | set(located.left))
     if left:
         there = _with_op(batch.take(pa.array([row for row, _ in left])), [MergedOp.LEFT_SHARD] * len(left))
-        yield _with_notes(
-            there, np.array([shard for _, shard in left]), [RowClass.UNCOUNTED] * len(left), [None] * len(left)
-        )
+        uncounted = pa.array([RowClass.UNCOUNTED] * len(left), pa.string())
+        yield _with_notes(there, np.array([shard for _, shard in left]), uncounted)
 
 
 def _with_notes(
-    batch: pa.RecordBatch, shards: np.ndarray, classes: Sequence[str], reasons: Sequence[str | None]
+    batch: pa.RecordBatch, shards: np.ndarray, classes: pa.StringArray, reasons: pa.StringArray | None = None
 ) -> pa.RecordBatch:
     columns = {name: batch.column(name) for name in batch.schema.names if name not in FILTER_ONLY}
-    return pa.record_batch(
-        {
-            **columns,
-            SHARD: pa.array(shards.astype(np.int32)),
-            CLASS: pa.array(list(classes), pa.string()),
-            REASON: pa.array(list(reasons), pa.string()),
-        }
-    )
+    notes = {CLASS: classes, REASON: pa.nulls(batch.num_rows, pa.string()) if reasons is None else reasons}
+    return pa.record_batch({**columns, SHARD: pa.array(shards.astype(np.int32)), **notes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +213,8 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
     with place.store.open_input(merged.path) as file:
         source = pq.ParquetFile(file)
         # An empty file needs no answers: it is there for its columns.
-        none = _with_notes(pa.RecordBatch.from_pylist([], schema=source.schema_arrow), np.zeros(0, np.int64), [], [])
+        rows = pa.RecordBatch.from_pylist([], schema=source.schema_arrow)
+        none = _with_notes(rows, np.zeros(0), pa.array([], pa.string()))
         if source.metadata.num_rows and not destination.key:
             latest = _marks(destination, place.sessions)
         batches = source.iter_batches(BATCH_ROWS)

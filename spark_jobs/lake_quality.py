@@ -65,7 +65,7 @@ def mirror_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> Judge
                     TABLE: pa.repeat(mirror.table, batch.num_rows),
                     SHARD_NAME: pa.repeat(mirror.table, batch.num_rows),
                     KEY: keys_to_show(batch, mirror.key, found),
-                    OUTCOME: pa.array(found, pa.string()),
+                    OUTCOME: found,
                 }
                 yield made_rows(TARGET_ROWS, batch, columns)
 
@@ -85,10 +85,14 @@ def _as_written(mirror: OpenMirror, made: Mapping[tuple[str, ...], int]) -> Mirr
     return mirror.tables.mirror(live[0], live[1])
 
 
-def outcomes(mirror: Mirror, rows: pa.Table) -> list[str]:
+_WORDS = [SAME, MISSING, NEWER, OLDER, LEFT_BEHIND, DIFFERS]
+_SAME, _MISSING, _NEWER, _OLDER, _LEFT_BEHIND, _DIFFERS = np.arange(len(_WORDS), dtype=np.int8)
+
+
+def outcomes(mirror: Mirror, rows: pa.Table) -> pa.StringArray:
     """What a mirror has for each written row, in the words of compare_columns."""
     keyed = np.asarray(whole(pc.not_equal(rows.column(OP), MergedOp.TRUNCATE)))
-    found = np.full(rows.num_rows, SAME, object)
+    found = np.full(rows.num_rows, _SAME)
     mine = rows.filter(pa.array(keyed))
     keys, versions = mine.select(mirror.key), versions_of_rows(mine)
     upserts = np.asarray(whole(pc.equal(mine.column(OP), MergedOp.UPSERT)))
@@ -97,19 +101,19 @@ def outcomes(mirror: Mirror, rows: pa.Table) -> list[str]:
     there, entombed = np.asarray(held.versions.is_valid()), np.asarray(tombstones.is_valid())
     newer = np.asarray(newer_or_equal_each(versions, held.versions).fill_null(True))
     equal = np.asarray(pc.equal(versions, held.versions).fill_null(False))
-    judged = np.full(len(versions), SAME, object)
-    judged[upserts & ~there] = MISSING
-    judged[upserts & ~there & entombed & ~_newest(versions, tombstones)] = NEWER
-    judged[upserts & there & newer & ~equal] = OLDER
-    judged[upserts & there & ~newer] = NEWER
-    judged[~upserts & there] = LEFT_BEHIND
-    judged[~upserts & there & ~newer] = NEWER
-    judged[~upserts & ~there & ~entombed] = MISSING
+    judged = np.full(len(versions), _SAME)
+    judged[upserts & ~there] = _MISSING
+    judged[upserts & ~there & entombed & ~_newest(versions, tombstones)] = _NEWER
+    judged[upserts & there & newer & ~equal] = _OLDER
+    judged[upserts & there & ~newer] = _NEWER
+    judged[~upserts & there] = _LEFT_BEHIND
+    judged[~upserts & there & ~newer] = _NEWER
+    judged[~upserts & ~there & ~entombed] = _MISSING
     as_deleted = np.asarray(pc.equal(versions, found_rows.versions).fill_null(False)) & found_rows.deleted & ~upserts
     at = np.flatnonzero((upserts & equal) | as_deleted)
-    judged[at[_differ(mirror, mine.take(pa.array(at)), found_rows, at)]] = DIFFERS
+    judged[at[_differ(mirror, mine.take(pa.array(at)), found_rows, at)]] = _DIFFERS
     found[np.flatnonzero(keyed)] = judged
-    return [str(outcome) for outcome in found.tolist()]
+    return pa.array(_WORDS, pa.string()).take(pa.array(found))
 
 
 def _newest(versions: pa.BinaryArray, tombstones: pa.BinaryArray) -> npt.NDArray[np.bool_]:

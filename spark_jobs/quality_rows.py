@@ -274,19 +274,19 @@ def _compared(destination: Destination, batch: pa.RecordBatch, place: Place) -> 
         rows = batch.take(pa.array(np.flatnonzero(shards == number)))
         shard = destination.shards[number]
         session, layout = place.sessions.of(shard), destination.layout_of(shard)
-        found = outcomes(session, shard.facts, rows, layout, scratch=place.scratch)
+        found = pa.array(outcomes(session, shard.facts, rows, layout, scratch=place.scratch), pa.string())
         made = {
             TABLE: pa.repeat(destination.logical, rows.num_rows),
             SHARD_NAME: pa.repeat(shard.table.name, rows.num_rows),
             KEY: keys_to_show(rows, destination.key, found),
-            OUTCOME: pa.array(found, pa.string()),
+            OUTCOME: found,
         }
         yield made_rows(TARGET_ROWS, rows, made)
 
 
-def keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: Sequence[str]) -> pa.Array:
+def keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: pa.StringArray) -> pa.Array:
     """The keys of rows that are not `same`, null for the others: nobody looks at a key of theirs."""
-    other = pa.array([outcome != SAME for outcome in found], pa.bool_())
+    other = pc.not_equal(found, SAME)
     if not other.true_count:
         return pa.nulls(rows.num_rows, pa.string())
     return pc.if_else(other, row_keys(rows, key), pa.scalar(None, pa.string()))

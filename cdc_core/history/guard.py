@@ -85,6 +85,14 @@ def without_removed(held: TargetVersion, removing: Sequence[bytes]) -> TargetVer
     return replace(held, row=None, fresher=0) if gone else held
 
 
+_BURIED = "the key was deleted by a newer change"
+_FRESHER = "the target's freshness column is greater"
+_NEWER = "the target has a newer version of the row"
+_SAME_KEY = "the same change has given the row a key that is equal in the target"
+_WORDS = pa.array([*RowClass, "", _BURIED, _FRESHER, _NEWER, _SAME_KEY], pa.string())
+_NUMBERS = {word: number for number, word in enumerate(_WORDS.to_pylist())}
+
+
 def classify(held: TargetVersion, version: bytes, *, upsert: bool, born: bool, by_column: bool) -> tuple[RowClass, str]:
     """What a winner will do at the target, and why if it is stale.
 
@@ -93,17 +101,15 @@ def classify(held: TargetVersion, version: bytes, *, upsert: bool, born: bool, b
     """
     buried = held.tombstone is not None and not other_origin(version, held.tombstone)
     if buried and held.tombstone is not None and not newer_or_equal(version, held.tombstone):
-        return RowClass.STALE, "the key was deleted by a newer change"
+        return RowClass.STALE, _BURIED
     if held.row is None:
         return (RowClass.INSERT if born else RowClass.REVIVED, "") if upsert else (RowClass.ABSENT, "")
     if upsert and by_column and held.fresher:
-        return (
-            (RowClass.UPDATE, "") if held.fresher > 0 else (RowClass.STALE, "the target's freshness column is greater")
-        )
+        return (RowClass.UPDATE, "") if held.fresher > 0 else (RowClass.STALE, _FRESHER)
     if not newer_or_equal(version, held.row):
-        return RowClass.STALE, "the target has a newer version of the row"
+        return RowClass.STALE, _NEWER
     if not upsert and version == held.row:
-        return RowClass.STALE, "the same change has given the row a key that is equal in the target"
+        return RowClass.STALE, _SAME_KEY
     return (RowClass.UPDATE, "") if upsert else (RowClass.DELETE, "")
 
 
@@ -115,7 +121,7 @@ def classify_each(
     *,
     by_column: bool,
     removing: Sequence[bytes],
-) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
+) -> tuple[pa.StringArray, pa.StringArray]:
     """`classify` of many winners: the class of each, and the reason of each that is stale.
 
     removing: versions of truncates of the run, which remove older rows of the target first.
@@ -123,11 +129,11 @@ def classify_each(
     there = np.asarray(held.rows.is_valid())
     newer = np.asarray(newer_or_equal_each(versions, held.rows).fill_null(True))
     equal = np.asarray(pc.equal(versions, held.rows).fill_null(False))
-    classes: npt.NDArray[np.object_] = np.full(len(there), RowClass.ABSENT, object)
-    classes[upserts] = RowClass.REVIVED
-    classes[upserts & born] = RowClass.INSERT
-    classes[there] = RowClass.DELETE
-    classes[there & upserts] = RowClass.UPDATE
+    classes = np.full(len(there), _NUMBERS[RowClass.ABSENT])
+    classes[upserts] = _NUMBERS[RowClass.REVIVED]
+    classes[upserts & born] = _NUMBERS[RowClass.INSERT]
+    classes[there] = _NUMBERS[RowClass.DELETE]
+    classes[there & upserts] = _NUMBERS[RowClass.UPDATE]
     stale = there & (~newer | (equal & ~upserts))
     # One by one: what has a tombstone, what a column decides, and what a truncate may remove.
     single = np.asarray(held.tombstones.is_valid()) | stale
@@ -135,11 +141,11 @@ def classify_each(
         single |= held.fresher != 0
     if removing:
         single |= there
-    reasons: npt.NDArray[np.object_] = np.full(len(there), None, object)
+    reasons = np.full(len(there), _NUMBERS[""])
     for at in np.flatnonzero(single).tolist():
         version = without_removed(held[at], removing)
-        classes[at], reason = classify(
+        found, reason = classify(
             version, versions[at].as_py(), upsert=bool(upserts[at]), born=bool(born[at]), by_column=by_column
         )
-        reasons[at] = reason or None
-    return classes, reasons
+        classes[at], reasons[at] = _NUMBERS[found], _NUMBERS[reason]
+    return _WORDS.take(pa.array(classes)), _WORDS.take(pa.array(reasons, mask=reasons == _NUMBERS[""]))

@@ -32,6 +32,7 @@ from pyroaring import BitMap
 
 from cdc_core.history.codes import whole
 from cdc_core.lake.lake_schema import DELETED, arrow_schema
+from cdc_core.stage.encodings import SAMPLE, repeats
 
 GROUP_ROWS, GROUP_BYTES = 125_000, 32 << 20
 """A row group has about so much in memory at most."""
@@ -138,9 +139,15 @@ def write_rows(files: KeyedFiles, rows: pa.Table) -> Iterator[NewFile]:
 def _write_file(files: KeyedFiles, rows: pa.Table, group_rows: int) -> NewFile:
     path = f"{files.location}/{uuid.uuid4().hex}.parquet"
     columns = [pc.cast(rows.column(column.name), column.type) for column in files.columns]
+    table = pa.table(columns, schema=files.columns)
+    # Dictionaries of values that hardly repeat would take twice the time, and more space.
+    coded = [name for name in table.column_names if repeats(table.column(name).slice(0, SAMPLE))]
     output = files.io.new_output(path)
-    with output.create() as sink, pq.ParquetWriter(sink, files.columns, compression="zstd") as writer:
-        writer.write_table(pa.table(columns, schema=files.columns), row_group_size=group_rows)
+    with (
+        output.create() as sink,
+        pq.ParquetWriter(sink, files.columns, compression="zstd", use_dictionary=coded) as writer,
+    ):
+        writer.write_table(table, row_group_size=group_rows)
     return NewFile(path, rows.num_rows, len(output), _statistics(files, writer.writer.metadata))
 
 

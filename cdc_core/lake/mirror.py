@@ -94,23 +94,23 @@ def _judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tup
         by_column=False,
         removing=removing,
     )
-    _require_own_origin(mirror, rows, held.versions, versions, classes)
+    stale = np.asarray(pc.equal(classes, RowClass.STALE))
+    _require_own_origin(mirror, rows, held.versions, versions, stale)
     # A row may be under a key with the very tombstone of its delete: where the mirror alone was rolled back.
     deleted = np.asarray(_equal(versions, entombed)) & ~np.asarray(held.versions.is_valid())
     same_row = np.where(upserts, np.asarray(_equal(versions, held.versions)), deleted)
     if ABSENT in rows.column_names:
-        due = (upserts | mirror.rows.flagged) & (classes != RowClass.STALE) & ~same_row
+        due = (upserts | mirror.rows.flagged) & ~stale & ~same_row
         winners = _with_rows(winners, filled(mirror.rows, mirror.live, rows, held, due), keyless)
     of_winners = _Spread(winners.num_rows, np.flatnonzero(~keyless))
     same = of_winners.flags(same_row)
     for at in np.flatnonzero(keyless).tolist():
         same[at] = not fresh_truncates(mirror, versions_of_rows(winners.slice(at, 1)).to_pylist())
-    stale = pa.array(classes == RowClass.STALE)
-    instead = [column.filter(stale) for column in (held.versions, entombed)]
+    instead = [column.filter(pa.array(stale)) for column in (held.versions, entombed)]
     noted = _noted(
         winners,
-        classes=of_winners.objects(classes, RowClass.DELETE),
-        reasons=of_winners.objects(reasons, None),
+        classes=of_winners.texts(classes).fill_null(RowClass.DELETE),
+        reasons=of_winners.texts(reasons),
         same=same,
         held=(there.paths, of_winners.numbers(there.file), of_winners.numbers(there.row)),
         tombs=(buried.paths, of_winners.numbers(buried.file), of_winners.numbers(buried.row)),
@@ -189,7 +189,7 @@ def _require_one_live(mirror: Mirror, rows: pa.Table) -> None:
 
 
 def _require_own_origin(
-    mirror: Mirror, rows: pa.Table, held: pa.BinaryArray, versions: pa.BinaryArray, classes: npt.NDArray[np.object_]
+    mirror: Mirror, rows: pa.Table, held: pa.BinaryArray, versions: pa.BinaryArray, stale: npt.NDArray[np.bool_]
 ) -> None:
     """A row of another source table is under the key, and nothing of the run says that it is gone."""
     if ENDED_ORIGINS not in rows.column_names:
@@ -197,7 +197,7 @@ def _require_own_origin(
     ended = rows.column(ENDED_ORIGINS).to_pylist()
     for at in np.flatnonzero(np.asarray(other_names(versions, held))).tolist():
         there, mine = held[at].as_py(), versions[at].as_py()
-        if classes[at] != RowClass.STALE and other_origin(mine, there):
+        if not stale[at] and other_origin(mine, there):
             if origin_of(there).decode() in (ended[at] or "").split(","):
                 continue
             raise _shared(mirror, rows.select(mirror.key).slice(at, 1))
@@ -225,10 +225,10 @@ class _Spread:
         found[self.at] = values
         return found
 
-    def objects(self, values: npt.NDArray[np.object_], other: object) -> npt.NDArray[np.object_]:
-        found: npt.NDArray[np.object_] = np.full(self.count, other, object)
-        found[self.at] = values
-        return found
+    def texts(self, values: pa.StringArray) -> pa.StringArray:
+        """Null for the others."""
+        place = self.numbers(np.arange(len(values)))
+        return values.take(pa.array(place, mask=place < 0))
 
     def flags(self, values: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         found = np.zeros(self.count, bool)
@@ -242,14 +242,13 @@ _Places = tuple[tuple[str, ...], Numbers, Numbers]
 def _noted(
     winners: pa.Table,
     *,
-    classes: npt.NDArray[np.object_],
-    reasons: npt.NDArray[np.object_],
+    classes: pa.StringArray,
+    reasons: pa.StringArray,
     same: npt.NDArray[np.bool_],
     held: _Places,
     tombs: _Places,
 ) -> pa.Table:
-    made = {CLASS: pa.array(classes.tolist(), pa.string()), REASON: pa.array(reasons.tolist(), pa.string())}
-    made[SAME] = pa.array(same)
+    made = {CLASS: classes, REASON: reasons, SAME: pa.array(same)}
     for (paths, file, row), file_name, row_name in ((held, HELD_FILE, HELD_ROW), (tombs, TOMB_FILE, TOMB_ROW)):
         numbers = pa.array(file.astype(np.int32), mask=file < 0)
         made[file_name] = pa.DictionaryArray.from_arrays(numbers, pa.array(paths, pa.string()))

@@ -120,15 +120,19 @@ def newer_or_equal(a: bytes, b: bytes) -> bool:
 
 def newer_or_equal_each(a: pa.BinaryArray, b: pa.BinaryArray) -> pa.BooleanArray:
     """newer_or_equal of many pairs; null where `b` is. No `a` is null or empty."""
+    if b.null_count == len(b):
+        return pa.nulls(len(b), pa.bool_())
     # Empty bytes are older than all: a version is newer than these, as it is than itself. They cannot be sliced.
     known = pc.if_else(pc.greater(pc.fill_null(pc.binary_length(b), 0), 0), b, a)
     names_a, names_b = pc.binary_slice(a, _SOURCE, VERSION_BYTES), pc.binary_slice(known, _SOURCE, VERSION_BYTES)
-    of_one_log = pc.greater_equal(pc.binary_slice(a, _SEQ, _SOURCE), pc.binary_slice(known, _SEQ, _SOURCE))
-    by_clock = pc.greater_equal(
-        pc.binary_join_element_wise(pc.binary_slice(a, 0, _SEQ), names_a, b""),
-        pc.binary_join_element_wise(pc.binary_slice(known, 0, _SEQ), names_b, b""),
-    )
-    newer = pc.if_else(pc.equal(names_a, names_b), of_one_log, by_clock)
+    newer = pc.greater_equal(pc.binary_slice(a, _SEQ, _SOURCE), pc.binary_slice(known, _SEQ, _SOURCE))
+    of_one_log = pc.equal(names_a, names_b)
+    if of_one_log.false_count:
+        by_clock = pc.greater_equal(
+            pc.binary_join_element_wise(pc.binary_slice(a, 0, _SEQ), names_a, b""),
+            pc.binary_join_element_wise(pc.binary_slice(known, 0, _SEQ), names_b, b""),
+        )
+        newer = pc.if_else(of_one_log, newer, by_clock)
     return pc.if_else(b.is_valid(), newer, pa.scalar(None, pa.bool_()))
 
 

@@ -38,6 +38,7 @@ from cdc_core.model.staged_columns import (
     TS,
     LiteralEntries,
 )
+from cdc_core.stage.encodings import SAMPLE, even, repeats
 from cdc_core.stage.objects import PartOutput
 
 ROW_GROUP_ROWS = 122_880
@@ -47,15 +48,6 @@ ROW_GROUP_BYTES = 64 << 20
 
 _BOOKKEEPING_BYTES = 100
 """About what the bookkeeping of a row takes in memory."""
-_SAMPLE, _LEAST_SAMPLE = 4096, 256
-_SAMPLE_BYTES = 1 << 20
-"""This many first values decide whether a column repeats; fewer if they are long."""
-_REPEATS = 8
-"""A column is dictionary-encoded when its first values repeat this often on average."""
-_EVEN_BITS = 16
-"""A column is delta-encoded when the steps between its first values differ by at most so many bits on average."""
-_BLOCK = 32
-"""Values of which DELTA_BINARY_PACKED stores the steps in equally many bits."""
 _BUFFER = 1 << 20
 _CODED = (OP, SOURCE, FILE, ABSENT)
 _DELTA = (POS, ROW, SEQ, TS)
@@ -249,42 +241,16 @@ def _encodings(first: pa.Table, key: tuple[str, ...]) -> tuple[list[str], dict[s
     coded = list(_CODED)
     delta = dict.fromkeys(_DELTA, "DELTA_BINARY_PACKED")
     delta[GTID] = "DELTA_BYTE_ARRAY"
-    sample = first.slice(0, _SAMPLE)
+    sample = first.slice(0, SAMPLE)
     for field in first.schema:
         if field.name == BEFORE or field.name in delta or field.name in (*_CODED, LITERAL):
             continue
         leaves = (field.name, f"{BEFORE}.{field.name}")
-        if _repeats(sample.column(field.name)):
+        if repeats(sample.column(field.name)):
             coded += leaves
-        elif (field.name in key and field.type in (pa.int32(), pa.int64())) or _even(sample.column(field.name)):
+        elif (field.name in key and field.type in (pa.int32(), pa.int64())) or even(sample.column(field.name)):
             delta |= dict.fromkeys(leaves, "DELTA_BINARY_PACKED")
     return coded, delta
-
-
-def _repeats(column: pa.ChunkedArray) -> bool:
-    kind = column.type
-    if pa.types.is_boolean(kind) or pa.types.is_nested(kind) or pa.types.is_floating(kind):
-        return False
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        # A dictionary of long values would outgrow its page, and looking for one takes longer than writing them.
-        held = pc.sum(pc.binary_length(column)).as_py() or 0
-        column = column.slice(0, max(_LEAST_SAMPLE, len(column) * _SAMPLE_BYTES // max(held, 1)))
-    present = len(column) - column.null_count
-    return bool(present and pc.count_distinct(column).as_py() * _REPEATS <= present)
-
-
-def _even(column: pa.ChunkedArray) -> bool:
-    """Whether an encoding of steps is small: that of random values would take as much space, and more time."""
-    kind = column.type
-    if not (kind == pa.int64() or pa.types.is_timestamp(kind)):
-        return False
-    steps = np.diff(column.drop_null().combine_chunks().cast(pa.int64()).to_numpy())
-    whole = steps[: len(steps) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
-    if not len(whole):
-        return False
-    # As floats: the range of 64-bit steps does not fit into 64 bits.
-    ranges = whole.max(axis=1).astype(np.float64) - whole.min(axis=1)
-    return bool(np.log2(ranges + 1).mean() <= _EVEN_BITS)
 
 
 def _with_statistics(schema: pa.Schema, key: tuple[str, ...]) -> list[str]:

@@ -223,3 +223,19 @@ def test_rows_that_move_between_keys_of_the_target_are_in_one_part(
     found = {row["x"]: (row["y"], row["_cdc_absent"]) for row in rows if row["_cdc_op"] == "u"}
     assert found == {100 + at: (f"y{at}", None) for at in range(20)}
     assert counts.key_changes == 20
+
+
+@BY_DRIVER
+def test_each_of_several_files_has_a_range_of_the_keys(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge_module, "FILE_ROWS", 4)
+    stage = Stage(tmp_path)
+    keys = [(at * 7 % 10, str(at % 3)) for at in range(10)]
+    stage.add("shop.items", ITEMS, [Change("c", {"a": a, "b": b, "n": 1}, 10, at) for at, (a, b) in enumerate(keys)])
+    _, counts = merged(spark, stage, ["a", "b"])
+    folder = next((tmp_path / "runs").rglob("cdc_table=shop.items"))
+    tables = [ds.dataset(folder / name).to_table(["a", "b"]) for name in counts.files]
+    found = sorted([tuple(row.values()) for row in table.to_pylist()] for table in tables)
+    assert [len(rows) for rows in found] == [4, 4, 2]
+    assert [row for rows in found for row in rows] == sorted(keys)

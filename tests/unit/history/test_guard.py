@@ -50,7 +50,7 @@ def test_winners_are_classified_together_as_each_alone(
         classify(without_removed(at_target, removing), version, upsert=upsert, born=born, by_column=by_column)
         for version, at_target, upsert, born in winners
     ]
-    assert list(zip(classes, [reason or "" for reason in reasons], strict=True)) == expected
+    assert list(zip(classes.to_pylist(), [reason or "" for reason in reasons.to_pylist()], strict=True)) == expected
 
 
 def test_the_versions_of_rows_are_those_of_their_changes() -> None:
