@@ -34,7 +34,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.document import DOCUMENT, keep, machine
-from benchmarks.extract import rivet
+from benchmarks.peer_environments import rivet
 from benchmarks.picture import picture
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql

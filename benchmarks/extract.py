@@ -14,19 +14,17 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from benchmarks.document import DOCUMENT, keep, machine
+from benchmarks.peer_environments import RIVET_VERSION, rivet
 from benchmarks.picture import picture
 from benchmarks.starting import seconds_to_stream
 from benchmarks.workloads import WORKLOADS, Stretch, Workload, written
-from examples.sandbox.cache import cached
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
 
-RIVET_VERSION = "0.32.2"
 Figures = dict[str, dict[str, Any]]
 PEERS = {
     "rivet": "rivet-cli",
@@ -36,22 +34,6 @@ PEERS = {
 }
 ONCE = ("mysql_replication", "pyarrow")
 """Readers of one round: the first is so slow that one tells, the second repeats its work itself."""
-
-
-def install_rivet(into: Path) -> None:
-    """Into an environment of its own: no dependency of Lockstep."""
-    uv = Path(sys.executable).parent / "uv"
-    subprocess.run([uv, "venv", "--quiet", "--relocatable", into / "venv"], check=True)
-    python = into / "venv" / "bin" / "python"
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, f"rivet-cli=={RIVET_VERSION}"], check=True)
-
-
-def rivet() -> Path | None:
-    try:
-        return cached(f"rivet-{RIVET_VERSION}", install_rivet) / "venv" / "bin" / "rivet"
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"rivet is left out: {error}", file=sys.stderr)
-        return None
 
 
 def measured(reader: str, url: str, stretch: Stretch, environ: dict[str, str]) -> dict[str, Any] | None:

@@ -6,7 +6,9 @@
     few       1,000 changes in 5 tables
     many      100 changes in each of many tables
     peers     the same updates on the same table: Spark's MERGE INTO of Iceberg, which keeps positions of deleted rows
-              too, and PyIceberg's upsert, of fewer changes because it takes minutes
+              too, and the upserts of PyIceberg and dlt, of fewer changes because they take minutes. What they do is
+              what the tasks filter and write of a run do: before these come the log, its files and the last change of
+              each key, after them the rows are read back
 
 At the end `lockstep verify` must find the lake equal, or there are no figures.
 """
@@ -22,6 +24,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +32,9 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 from benchmarks.copy import cpu_of
 from benchmarks.document import keep, machine
+from benchmarks.peer_environments import python_with_dlt
 from cdc_core import config
+from cdc_core.operations.apply.jobs import SparkJob
 from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.operations.pipeline_run import run
 from examples.sandbox.artifacts import ICEBERG, fetch
@@ -51,9 +56,11 @@ targets:
 COLUMNS = "id BIGINT PRIMARY KEY, customer INT, status VARCHAR(20), amount DECIMAL(12,2), at DATETIME, note VARCHAR(60)"
 VALUES = "seq, seq % 9973, 'new', seq / 7, '2026-01-01' + INTERVAL seq SECOND, CONCAT('note of order ', seq)"
 UPSERTED = 2_000
-"""Changes of PyIceberg's upsert."""
+"""Changes of PyIceberg's and dlt's upserts."""
 WARMING = 300_000
 """Changes of the run before the one that is measured, in the same process."""
+ROWS = "rows.parquet"
+"""The rows of the table that is updated, for peers."""
 OLD_VERSIONS, AT_REST_S = 100, 120
 """Old versions of rows that the server may still have; and how long it is waited for at most."""
 
@@ -66,6 +73,19 @@ def cpu_s(server: MariaDb) -> float:
     is told of their time."""
     user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK") - cpu_of(server)
+
+
+class TimedDriver(Driver):
+    """Knows how long the last job of each name took."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.seconds: dict[str, float] = {}
+
+    def submit(self, job: SparkJob) -> None:
+        began_s = time.perf_counter()
+        super().submit(job)
+        self.seconds[job.name] = time.perf_counter() - began_s
 
 
 class Line:
@@ -92,19 +112,20 @@ class Line:
         spark = "spark: {driver_rows: 0}\n" if engine == "Spark" else ""
         self.file.write_text(PIPELINE.format(root=self.root) + spark)
 
-    def again(self, before: str, timed: str) -> float:
-        """Seconds of a second run of one process. The statements write what each applies."""
+    def again(self, before: str, timed: str) -> tuple[float, float]:
+        """Seconds of a second run of one process, and of its tasks filter and write. The statements write what each
+        applies."""
         pipeline, output = config.load(self.file), self.root / "spark.log"
         with (
             open_pipeline(pipeline) as opened,
-            Driver(pipeline, opened.store, master=pipeline.spark.master, output=output) as spark,
+            TimedDriver(pipeline, opened.store, master=pipeline.spark.master, output=output) as spark,
         ):
             self.sql(before)
             run(opened, spark, "bench", ["lake"])
             self.sql(timed)
             began_s = time.perf_counter()
             run(opened, spark, "bench", ["lake"])
-            return time.perf_counter() - began_s
+            return time.perf_counter() - began_s, spark.seconds["filter"] + spark.seconds["write"]
 
     def sql(self, *statements: str) -> None:
         """Returns when the server is at rest: it removes old versions of rows after a statement, as long as a run may
@@ -149,8 +170,9 @@ def figures(line: Line, rows: int, changes: int, tables: int) -> Iterator[Figure
         line.sql(update.format("sent", 104729))
         yield timed(f"updates of random rows, from the log, by {engine}", changes, "run")
         before = f"UPDATE orders SET status = 'lost by {engine}' WHERE id <= {WARMING}"
-        seconds = line.again(before, update.format("kept", 7919))
-        yield Figure(f"again in one process, by {engine}", changes, seconds)
+        whole_s, like_peers_s = line.again(before, update.format("kept", 7919))
+        yield Figure(f"again in one process, by {engine}", changes, whole_s)
+        yield Figure(f"of these, what peers do: filter and write, by {engine}", changes, like_peers_s)
     line.by("the driver")
     for number in range(5):
         line.sql(f"CREATE TABLE few{number} ({COLUMNS})", f"INSERT INTO few{number} SELECT {VALUES} FROM seq_1_to_200")
@@ -185,6 +207,19 @@ def upserted(line: Line, count: int) -> float:
     return time.perf_counter() - began_s
 
 
+def merged_by_dlt(line: Line, count: int) -> float | None:
+    """Seconds; None without dlt. Its table has the rows that `merged` has put into a file."""
+    python = python_with_dlt()
+    if python is None:
+        return None
+    changes = line.root / "few.parquet"
+    pq.write_table(changed_rows(line.catalog, count).drop_columns(["_cdc_version"]), changes)
+    command = [python, Path(__file__).parent / "dlt_merge.py", line.root / ROWS, changes, line.root]
+    quiet = {"RUNTIME__DLTHUB_TELEMETRY": "false", "RUNTIME__LOG_LEVEL": "ERROR"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **quiet})
+    return float(done.stdout.split()[-1])
+
+
 def merged(line: Line, count: int) -> float:
     """Seconds of the faster of two MERGEs in a session that has filled the table."""
     from pyspark.sql import SparkSession
@@ -203,7 +238,7 @@ def merged(line: Line, count: int) -> float:
     for name, value in settings.items():
         builder = builder.config(name, value)
     with builder.getOrCreate() as spark:
-        every = line.root / "rows.parquet"
+        every = line.root / ROWS
         present = line.catalog.load_table("shop.orders").scan().to_arrow()
         pq.write_table(present.drop_columns(["_cdc_version"]), every)
         spark.read.parquet(str(every)).writeTo("peer.shop.orders").tableProperty("format-version", "2").tableProperty(
@@ -242,6 +277,8 @@ def main() -> None:
             add(figure)
         add(Figure("peer: Spark's MERGE INTO, Spark started before", given.changes, merged(line, given.changes)))
         add(Figure("peer: PyIceberg's upsert", UPSERTED, upserted(line, UPSERTED)))
+        if (seconds := merged_by_dlt(line, UPSERTED)) is not None:
+            add(Figure("peer: dlt's upsert", UPSERTED, seconds))
         if given.write:
             keep("lake", f"{machine(source, load)}\n\n" + "\n".join(lines))
 
