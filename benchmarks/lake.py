@@ -214,7 +214,8 @@ def merged_by_dlt(line: Line, count: int) -> float | None:
         return None
     changes = line.root / "few.parquet"
     pq.write_table(changed_rows(line.catalog, count).drop_columns(["_cdc_version"]), changes)
-    command = [python, "-I", Path(__file__).parent / "dlt_merge.py", line.root / ROWS, changes, line.root]
+    script = Path(__file__).parent / "dlt_merge.py"
+    command = [str(given) for given in (python, "-I", script, line.root / ROWS, changes, line.root)]
     quiet = {"RUNTIME__DLTHUB_TELEMETRY": "false", "RUNTIME__LOG_LEVEL": "ERROR"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **quiet})
     return float(done.stdout.split()[-1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,22 +72,34 @@ def _as_floats(decimals: pa.ChunkedArray) -> pa.ChunkedArray:
     return decimals.cast(pa.string()).cast(pa.float64())  # a cast alone is not exact
 
 
-def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) -> dict[str, Any]:
-    """The verdict of a suite on rows. count: about how many there are."""
+def _context() -> Any:
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+    return context
+
+
+def _rows_of(source: Any) -> Any:
+    return source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("rows")
+
+
+@cache
+def _pandas_rows() -> Any:
+    """Made once: at each step to it GX writes all of its configuration, which takes as long as judging a few rows. Not
+    so for Spark, whose sessions end."""
+    return _rows_of(_context().data_sources.add_pandas("rows"))
+
+
+def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) -> dict[str, Any]:
+    """The verdict of a suite on rows. count: about how many there are."""
     gathered = isinstance(rows, pa.Table)
-    source: Any
-    if gathered:
-        source, frame = context.data_sources.add_pandas("rows"), _in_pandas(rows)
-    else:
-        source, frame = context.data_sources.add_spark("rows", persist=False), rows
-    batch = (
-        source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("rows").get_batch({"dataframe": frame})
-    )
+    rows_of = _pandas_rows() if gathered else _rows_of(_context().data_sources.add_spark("rows", persist=False))
+    batch = rows_of.get_batch({"dataframe": _in_pandas(rows) if gathered else rows})
     result = batch.validate(suite, result_format="BOOLEAN_ONLY")
     if not result.success:  # only now are counts and examples worth their cost
         result = batch.validate(suite, result_format="SUMMARY")
+    kept = batch.datasource.get_execution_engine().batch_manager  # until the next verdict
+    kept.reset_batch_cache()
+    kept.batch_data_cache.clear()
     expectations = [_expectation_document(outcome) for outcome in result.results]
     return {
         "success": passes(expectations),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from decimal import Decimal
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from great_expectations import expectations as gxe
 from great_expectations.execution_engine import pandas_execution_engine
 
+from spark_jobs import suite_runner
 from spark_jobs.suite_runner import judge
 
 
@@ -34,6 +37,21 @@ def test_a_frame_is_judged_without_a_hash_of_all_its_values(monkeypatch: pytest.
     monkeypatch.setattr(pandas_execution_engine, "hash_pandas_dataframe", hashed)
     suite = gx.ExpectationSuite(name="own", expectations=[gxe.ExpectColumnValuesToNotBeNull(column="id")])
     assert judge(pa.table({"id": [1, 2]}), suite, 2)["success"]
+
+
+def test_no_rows_are_kept_for_the_next_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = []
+    in_pandas = suite_runner._in_pandas
+
+    def seen(rows: pa.Table) -> Any:
+        frames.append(weakref.ref(made := in_pandas(rows)))
+        return made
+
+    monkeypatch.setattr(suite_runner, "_in_pandas", seen)
+    suite = gx.ExpectationSuite(name="own", expectations=[gxe.ExpectColumnValuesToNotBeNull(column="id")])
+    assert [judge(pa.table({"id": [1, value]}), suite, 2)["success"] for value in (2, None, 3)] == [True, False, True]
+    gc.collect()
+    assert [frame() is None for frame in frames] == [True] * 3
 
 
 @pytest.mark.parametrize(
