@@ -359,7 +359,7 @@ def _plain_json(values: _Values) -> pa.StringArray:
     size = np.empty(rows, np.int64)
     # Usually a text is about as long as the binary form; the kernel declines what does not fit.
     out = np.empty(3 * int(values.length[values.valid].sum(dtype=np.int64)) + 64 * rows + 64, np.uint8)
-    json_kernels.documents(values.buffer, values.offset, values.length, out, size, *json_kernels.workspace())
+    json_kernels.documents(values.buffer, values.offset, values.length, out, size, json_kernels.workspace())
     ends = _ends(np.maximum(size, 0))
     present = _validity(values.valid & (size >= 0))
     return pa.Array.from_buffers(pa.string(), rows, [present, pa.py_buffer(ends), pa.py_buffer(out)])

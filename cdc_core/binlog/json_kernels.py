@@ -7,6 +7,8 @@ json.py.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +25,23 @@ _NUMBER_SIZE = 32
 TENS = np.array([10.0**n for n in range(23)])
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _WORDS = np.frombuffer(b"null true false", np.uint8)
+
+
+class Workspace(NamedTuple):
+    """stack: of each open container: its begin, end, type, count, and the next member. bits, floats: the same eight
+    bytes. The others are tables."""
+
+    stack: npt.NDArray[np.int64]
+    bits: npt.NDArray[np.uint64]
+    floats: npt.NDArray[np.float64]
+    tens: npt.NDArray[np.float64]
+    hexes: npt.NDArray[np.uint8]
+    words: npt.NDArray[np.uint8]
+
+
+def workspace() -> Workspace:
+    bits = np.empty(1, np.uint64)
+    return Workspace(np.empty((MAX_DEPTH, 5), np.int64), bits, bits.view(np.float64), TENS, _HEX, _WORDS)
 
 
 @kernel
@@ -200,15 +219,15 @@ def _literal(buf, at, end, out, to, words):
 
 
 @inlined
-def _number(buf, at, end, kind, out, to, bits, floats, tens):
+def _number(buf, at, end, kind, out, to, work):
     """An integer or a double; returns where it ends, or -1."""
     size = np.int64(2 if kind <= _UINT16 else (4 if kind <= _UINT32 else 8))
     if at + size > end:
         return _DECLINED
     number = _little(buf, at, size)
     if kind == _DOUBLE:
-        bits[0] = number
-        return _double(out, to, floats[0], tens)
+        work.bits[0] = number
+        return _double(out, to, work.floats[0], work.tens)
     top = np.uint64(1) << np.uint64(8 * size - 1)
     if kind in (_INT16, _INT32, _INT64) and number & top:
         out[to] = 45
@@ -272,11 +291,9 @@ def _next_member(buf, stack, top, out, to, left, hexes):
 
 
 @kernel
-def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words):
-    """One document from buf[start:stop] to out[to:]; where its text ends, or -1.
-
-    stack: of each open container: its begin, end, type, count, and the next member.
-    """
+def _document(buf, start, stop, out, to, work):
+    """One document from buf[start:stop] to out[to:]; where its text ends, or -1."""
+    stack = work.stack
     left = stop - start
     depth = 0
     kind = np.int64(buf[start])
@@ -295,9 +312,9 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
             out[to] = 123 if kind <= _LARGE_OBJECT else 91
             to += 1
         elif kind == _LITERAL:
-            to = _literal(buf, at, end, out, to, words)
+            to = _literal(buf, at, end, out, to, work.words)
         elif kind <= _DOUBLE:
-            to = _number(buf, at, end, kind, out, to, bits, floats, tens)
+            to = _number(buf, at, end, kind, out, to, work)
         elif kind in (_STRING, _OPAQUE):
             if kind == _OPAQUE:
                 if at >= end or buf[at] != _DECIMAL:
@@ -307,7 +324,10 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
             left -= size
             if size < 0 or left < 0 or at + size > end or to + 6 * size + _NUMBER_SIZE > size_out:
                 return _DECLINED
-            to = _quoted(buf, at, size, out, to, hexes) if kind == _STRING else _decimal(buf, at, at + size, out, to)
+            if kind == _STRING:
+                to = _quoted(buf, at, size, out, to, work.hexes)
+            else:
+                to = _decimal(buf, at, at + size, out, to)
         else:
             return _DECLINED
         if to < 0:
@@ -321,14 +341,14 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
             to += 1
         if not depth:
             return to
-        kind, at, to, left = _next_member(buf, stack, depth - 1, out, to, left, hexes)
+        kind, at, to, left = _next_member(buf, stack, depth - 1, out, to, left, work.hexes)
         if at < 0:
             return _DECLINED
         end = stack[depth - 1, 1]
 
 
 @kernel
-def documents(buf, offset, length, out, size, stack, bits, floats, tens, hexes, words):
+def documents(buf, offset, length, out, size, work):
     """The text of each document, one after the other in out; size: bytes of each, 0 for a null, -1 for one that is
     declined. Returns the bytes written."""
     to = 0
@@ -338,19 +358,10 @@ def documents(buf, offset, length, out, size, stack, bits, floats, tens, hexes, 
             continue
         end = _DECLINED
         if length[i] > 0:
-            end = _document(buf, offset[i], offset[i] + length[i], out, to, stack, bits, floats, tens, hexes, words)
+            end = _document(buf, offset[i], offset[i] + length[i], out, to, work)
         if end < 0:
             size[i] = _DECLINED
         else:
             size[i] = end - to
             to = end
     return to
-
-
-Array = npt.NDArray[np.generic]
-
-
-def workspace() -> tuple[Array, ...]:
-    """The last arguments of `documents`: its work space and its tables."""
-    bits = np.empty(1, np.uint64)
-    return np.empty((MAX_DEPTH, 5), np.int64), bits, bits.view(np.float64), TENS, _HEX, _WORDS

@@ -22,7 +22,7 @@ def printed(raws: Sequence[bytes], room: int = 4096) -> list[bytes | None]:
     length = np.array([len(raw) for raw in raws], np.int32)
     offset = 1 + np.cumsum(length, dtype=np.int64) - length
     out, size = np.full(room, 33, np.uint8), np.empty(len(raws), np.int64)
-    end = json_kernels.documents(buffer, offset, length, out, size, *json_kernels.workspace())
+    end = json_kernels.documents(buffer, offset, length, out, size, json_kernels.workspace())
     assert (out[end:] == 33).all() or room < 4096 or (size < 0).any()
     ends = np.cumsum(np.maximum(size, 0))
     assert end == ends[-1]
