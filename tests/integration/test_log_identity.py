@@ -339,7 +339,7 @@ def test_each_end_of_a_block_is_a_place_to_resume_from(log: Log) -> None:
                 continue
             fingerprint = block.fingerprint(fingerprint)
             assert fingerprint is not None
-            with closing(LogReader(origin.address(), block.end, source="test", known=fingerprint)) as reader:
+            with closing(LogReader(origin.address(), block.end, origin.source(), known=fingerprint)) as reader:
                 assert reader.framer.proven
             for other in (
                 replace(fingerprint, crc=fingerprint.crc ^ 1),
@@ -347,7 +347,7 @@ def test_each_end_of_a_block_is_a_place_to_resume_from(log: Log) -> None:
             ):
                 if other.traced:
                     with pytest.raises(DataAtRisk, match="not the one that was read before"):
-                        LogReader(origin.address(), block.end, source="test", known=other)
+                        LogReader(origin.address(), block.end, origin.source(), known=other)
 
 
 # Another server

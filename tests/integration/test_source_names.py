@@ -33,7 +33,7 @@ from tests.lab.shell import export
 
 def statements(origin: Origin, start: Checkpoint, *, lower_case: bool = False) -> Iterator[Statement]:
     """All that stand in the log from a place to its end, as they are classified."""
-    with closing(LogReader(origin.address(), start.position, source="test", read_timeout_s=30)) as reader:
+    with closing(LogReader(origin.address(), start.position, origin.source())) as reader:
         while True:
             try:
                 events = list(reader.events(0.1))

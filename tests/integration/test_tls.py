@@ -14,6 +14,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.config import Source
 from cdc_core.model.position import Position
 from cdc_core.mysql import connections
 from cdc_core.mysql.connections import connect, parse_url
@@ -31,6 +32,7 @@ from tests.lab.shell import export
 
 AWAY = "0.0.0.0"
 HOSTS = ("localhost", "127.0.0.1", AWAY)
+SHOP = Source(name="shop", connection="env:SHOP", server_id=7)
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def test_the_stream_of_the_log_and_the_bulk_connection_are_protected_alike(serve
                  "INSERT INTO streamed.t VALUES (1, REPEAT('x', 3000000))")  # fmt: skip
     with connect(address, where="x") as connection:
         end = end_position(connection, 0)
-    reader = LogReader(address, Position(0, end.file, 4), source="shop")
+    reader = LogReader(address, Position(0, end.file, 4), SHOP)
     seen = 0
     with suppress(EndOfLog), closing(reader):
         while True:
@@ -214,7 +216,7 @@ def test_the_stream_of_the_log_and_the_bulk_connection_are_protected_alike(serve
         assert row is not None
         assert row[1]
     wrong = server.at("localhost", f"ssl_ca={server.others.ca}")
-    assert refusal(lambda: LogReader(wrong, end, source="shop")).code == "connection.unproven"
+    assert refusal(lambda: LogReader(wrong, end, SHOP)).code == "connection.unproven"
     assert refusal(lambda: open_session(wrong, "streamed", where="x")).code == "connection.unproven"
 
 

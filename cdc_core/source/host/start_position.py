@@ -326,12 +326,7 @@ class Search:
         )
 
     def _open(self, file: str) -> LogReader:
-        return LogReader(
-            self._server,
-            Position(0, file, FIRST_OFFSET),
-            source=self._source.name,
-            read_timeout_s=self._source.read_timeout_s,
-        )
+        return LogReader(self._server, Position(0, file, FIRST_OFFSET), self._source)
 
     def head(self, file: str) -> Head:
         with closing(self._open(file)) as reader:

@@ -119,16 +119,7 @@ class LogConnection:
             fingerprint = None
         for again in (True, False):
             try:
-                return LogReader(
-                    self._server,
-                    begin,
-                    source=source.name,
-                    server_id=source.server_id,
-                    known=fingerprint,
-                    heartbeat_s=source.heartbeat_s,
-                    read_timeout_s=source.read_timeout_s,
-                    host=self._replica_host,
-                )
+                return LogReader(self._server, begin, source, replica_host=self._replica_host, known=fingerprint)
             except (DamagedBytes, NoEventHere) as error:
                 if fingerprint is None:
                     raise

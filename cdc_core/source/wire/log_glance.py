@@ -47,7 +47,7 @@ class LogGlance:
         source = self._source
         log.info("%s: reading ahead in the log from %s to its end", source.name, begin)
         with (
-            closing(LogReader(self._server, begin, source=source.name, read_timeout_s=source.read_timeout_s)) as reader,
+            closing(LogReader(self._server, begin, source)) as reader,
             suppress(EndOfLog),
         ):
             yield reader

@@ -18,6 +18,7 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.exceptions import BinLogNotEnabled
 
 from cdc_core.binlog.event_headers import Event
+from cdc_core.config import Source
 from cdc_core.errors import LockstepError
 from cdc_core.model.position import Fingerprint, Position
 from cdc_core.mysql import connections
@@ -47,10 +48,10 @@ class EndOfLog(Exception):
 class LogReader:
     """Events from `start` on, in order, each with its position in the log.
 
-    server_id: ours as a replica: the server ends an older stream of the same id. 0: a passing look at the log, which
-               ends no other, and for which `events` raises EndOfLog at the end of the log instead of waiting there.
-    host:      the name under which this replica registers itself and claims the server_id; "" to do neither.
-    known:     of the log before `start`: it is compared before the reader is used, and another log is refused.
+    replica_host: the name under which this replica registers itself and claims the source's server_id: the server ends
+                  an older stream of the same id. "": a passing look at the log, which ends no other, and for which
+                  `events` raises EndOfLog at the end of the log instead of waiting there.
+    known:        of the log before `start`: it is compared before the reader is used, and another log is refused.
     Raises while opening: Refused (connection.denied, connection.grant, connection.setting), RetryLater
     (connection.unreachable); Refused (source.server_id_taken) before another extractor's stream is ended; with `known`
     DataAtRisk (source.other_log) and what `events` raises.
@@ -60,54 +61,51 @@ class LogReader:
         self,
         server: connections.Server,
         start: Position,
+        source: Source,
         *,
-        source: str,
-        server_id: int = 0,
-        heartbeat_s: float = 5.0,
-        read_timeout_s: float = 30.0,
-        host: str = "",
+        replica_host: str = "",
         known: Fingerprint | None = None,
         max_dump_offset: int = MAX_DUMP_OFFSET,
     ) -> None:
         self._source = source
-        self._waits = server_id != 0
-        self._read_timeout_s = read_timeout_s
-        self.framer = EventFramer(start, source, known=known, max_dump_offset=max_dump_offset)
+        self._waits = bool(replica_host)
+        self.framer = EventFramer(start, source.name, known=known, max_dump_offset=max_dump_offset)
         self._silent_s = 0.0
-        self._connection = self._open(server, server_id, heartbeat_s, host)
+        self._connection = self._open(server, replica_host)
         self._socket: Any = self._connection._sock  # type: ignore[attr-defined]
         self._unread = False
         """What came with the proof was not examined yet; it takes precedence over the later fate of the connection."""
         try:
             while not self.framer.prove():
-                self.receive(read_timeout_s)
+                self.receive(source.read_timeout_s)
         except BaseException:
             self.close()
             raise
         self._unread = known is not None
 
-    def _open(self, server: connections.Server, server_id: int, heartbeat_s: float, host: str) -> pymysql.Connection:
-        statement = _STREAM.format(heartbeat_ns=int(heartbeat_s * 1e9))
+    def _open(self, server: connections.Server, host: str) -> pymysql.Connection:
+        source = self._source
+        statement = _STREAM.format(heartbeat_ns=int(source.heartbeat_s * 1e9))
         opened: list[pymysql.Connection] = []
 
         def connect(**_: object) -> pymysql.Connection:
-            connection = connections.connect(server, where=self._source, read_timeout=self._read_timeout_s)
+            connection = connections.connect(server, where=source.name, read_timeout=source.read_timeout_s)
             opened.append(connection)
             connection.query(statement)
             if connections.is_mariadb(connection):
                 _ask_for_annotations(connection)
             if host:
-                replica_identity.claim(connection, server_id, host, source=self._source)
+                replica_identity.claim(connection, source.server_id, host, source=source.name)
             return connection
 
         reader = BinLogStreamReader(
-            connection_settings={"read_timeout": self._read_timeout_s},
-            server_id=server_id,
+            connection_settings={"read_timeout": source.read_timeout_s},
+            server_id=source.server_id if host else 0,
             blocking=self._waits,
             resume_stream=True,
             log_file=self.framer.file,
             log_pos=self.framer.offset,
-            slave_heartbeat=heartbeat_s,
+            slave_heartbeat=source.heartbeat_s,
             report_slave=host or None,
             # Never is_mariadb: it would ignore file and position. The plain dump command serves both flavors.
             is_mariadb=False,
@@ -179,7 +177,7 @@ class LogReader:
         except TimeoutError:
             # Only time spent waiting counts: a caller may stay away for long.
             self._silent_s += time.monotonic() - started_s
-            if self._silent_s >= self._read_timeout_s:
+            if self._silent_s >= self._source.read_timeout_s:
                 raise source_faults.connection_lost(
                     f"neither event nor heartbeat for {self._silent_s:.0f} s", self.framer.where
                 ) from None
