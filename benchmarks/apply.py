@@ -50,7 +50,8 @@ from cdc_core.targets.reading.destination import (
 )
 from cdc_core.targets.tables.text_columns import column_text, escaped, joined
 from cdc_core.targets.writing.load import LoadFile
-from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
+from cdc_core.targets.writing.row_writer import write_shard
+from cdc_core.targets.writing.shard_write import ShardWrite
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer

@@ -26,7 +26,7 @@ from cdc_core.targets.bookkeeping import indexes
 from cdc_core.targets.bookkeeping.indexes import IndexedTable, built_after
 from cdc_core.targets.reading.destination import Destination
 from cdc_core.targets.writing.multiset import write_copies
-from cdc_core.targets.writing.row_writer import ShardResult, ShardWrite
+from cdc_core.targets.writing.shard_write import ShardResult, ShardWrite
 from cdc_core.targets.writing.write_parts import why_whole, write_rows
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import FilteredFiles

@@ -33,7 +33,8 @@ from cdc_core.targets.reading.destination import Destination
 from cdc_core.targets.reading.target_faults import translating
 from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.writing.load import LoadFile, open_session
-from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
+from cdc_core.targets.writing.row_writer import write_shard
+from cdc_core.targets.writing.shard_write import ShardWrite
 from cdc_core.targets.writing.versions import versions_of
 from tests.lab.databases import drop_database, own_database
 from tests.lab.hostile_server import ANSWERS, CLOSING, Meddler

@@ -23,7 +23,8 @@ from cdc_core.operations.apply import lost_writes
 from cdc_core.stage.stores import open_store
 from cdc_core.targets.reading.table_facts import TableFacts, table_facts
 from cdc_core.targets.writing.prepare import prepare
-from cdc_core.targets.writing.row_writer import ShardWrite, WritePart, note
+from cdc_core.targets.writing.row_writer import note
+from cdc_core.targets.writing.shard_write import ShardWrite, WritePart
 from tests.lab.databases import own_database
 from tests.lab.opened import opened, opened_line
 from tests.lab.pipeline_file import made_pipeline, target

@@ -29,7 +29,8 @@ from cdc_core.targets.tables.table_definition import read_definitions
 from cdc_core.targets.tables.target_collations import BYTES
 from cdc_core.targets.tables.target_keys import coarser, coarser_columns
 from cdc_core.targets.writing.load import LoadFile
-from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
+from cdc_core.targets.writing.row_writer import write_shard
+from cdc_core.targets.writing.shard_write import ShardWrite
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_binlog_types import CASES, MARIADB, MYSQL, Case
 from tests.lab.databases import drop_database, own_database

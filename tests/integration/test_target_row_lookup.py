@@ -23,7 +23,8 @@ from cdc_core.targets.reading.sharding import ShardTable
 from cdc_core.targets.tables.compare_columns import DIFFERS, SAME, judged
 from cdc_core.targets.writing.load import LoadFile, open_session
 from cdc_core.targets.writing.row_lookup import LocatedRows, locate_rows
-from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
+from cdc_core.targets.writing.row_writer import write_shard
+from cdc_core.targets.writing.shard_write import ShardWrite
 from cdc_core.targets.writing.versions import versions_of
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer

@@ -25,7 +25,8 @@ from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.writing import load
 from cdc_core.targets.writing.load import LoadFile
 from cdc_core.targets.writing.row_lookup import locate_rows
-from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
+from cdc_core.targets.writing.row_writer import write_shard
+from cdc_core.targets.writing.shard_write import ShardWrite
 from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.lab.refusals import raises
 from tests.lab.target_rows import Winner, opened_destination, record_batch

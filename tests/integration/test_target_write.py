@@ -23,6 +23,7 @@ from cdc_core.targets.reading.table_facts import table_facts
 from cdc_core.targets.reading.target_faults import translating
 from cdc_core.targets.writing import load as load_module
 from cdc_core.targets.writing import row_writer as write_module
+from cdc_core.targets.writing import upsert as upsert_module
 from cdc_core.targets.writing.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.targets.writing.load import open_session
 from cdc_core.targets.writing.prepare import ours_beside, prepare, require_store, versions_table
@@ -364,7 +365,7 @@ def test_rows_set_aside_do_not_take_the_rows_that_others_take_out_with_them(tabl
 
 def test_more_rows_than_single_ones_stop_the_run(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_module, "MAX_UNFIT", 3)
-    monkeypatch.setattr(write_module, "MAX_UNFIT", 3)
+    monkeypatch.setattr(upsert_module, "MAX_UNFIT", 3)
     for code in ("x" * 21, None):
         assert table.write([shop("u", id, code, 1, 10) for id in range(3)], quarantine=True).quarantined == 3
         with raises(DataAtRisk, "target.row_error"):
@@ -448,7 +449,7 @@ def test_two_writers_of_one_table_take_turns_and_the_newer_row_stays(table: Tabl
 
 def test_rows_are_locked_from_the_comparison_to_the_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write([shop("u", 1, "a", 1, 10)])
-    upsert, waited = write_module._upsert, []
+    upsert, waited = write_module.upsert_rows, []
 
     def intruded_upon(*arguments: Any, **options: Any) -> None:
         with pytest.raises(pymysql.err.OperationalError) as caught:
@@ -457,7 +458,7 @@ def test_rows_are_locked_from_the_comparison_to_the_commit(table: Table, monkeyp
         upsert(*arguments, **options)
 
     table.query("SET SESSION innodb_lock_wait_timeout = 1")
-    monkeypatch.setattr(write_module, "_upsert", intruded_upon)
+    monkeypatch.setattr(write_module, "upsert_rows", intruded_upon)
     table.write([shop("u", 1, "a", 2, 20)])
     assert waited == [1205]
     assert table.rows() == [(1, "a", 2)]

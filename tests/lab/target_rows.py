@@ -33,7 +33,8 @@ from cdc_core.targets.reading.destination import (
 from cdc_core.targets.reading.table_facts import TableFacts, table_facts, table_problems
 from cdc_core.targets.writing.load import Layout, LoadFile, Unfit
 from cdc_core.targets.writing.prepare import prepare, tombstones_table, versions_table
-from cdc_core.targets.writing.row_writer import ShardWrite, Transact, write_shard
+from cdc_core.targets.writing.row_writer import Transact, write_shard
+from cdc_core.targets.writing.shard_write import ShardWrite
 from cdc_core.targets.writing.write_parts import write_rows
 from tests.lab.databases import own_database
 from tests.lab.shell import export

@@ -34,7 +34,9 @@ from cdc_core.targets.bookkeeping.table_states import MARKS
 from cdc_core.targets.reading.table_facts import TableFacts, table_name, written_columns
 from cdc_core.targets.reading.target_faults import is_row_error
 from cdc_core.targets.writing.load import TEMPORARY, LoadFile, RowState, column_sql, rejected, target_name
-from cdc_core.targets.writing.row_writer import ShardWrite, failing_lines, note, states_of
+from cdc_core.targets.writing.row_writer import note, states_of
+from cdc_core.targets.writing.shard_write import ShardWrite
+from cdc_core.targets.writing.upsert import failing_lines
 from cdc_core.targets.writing.versions import LARGER_PACKETS, as_text
 
 UPSERT, DELETE, TRUNCATE = MergedOp.UPSERT, MergedOp.DELETE, MergedOp.TRUNCATE

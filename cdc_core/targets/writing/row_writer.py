@@ -34,9 +34,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pymysql
@@ -46,39 +45,37 @@ from cdc_core.model.merged_columns import MergedOp
 from cdc_core.model.run_plan import WriteCounts
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.mysql.connections import SafeConnection, Server, sensible
-from cdc_core.mysql.server_errors import ErrorKind, kind_of, number_of
+from cdc_core.mysql.server_errors import ErrorKind, kind_of
 from cdc_core.targets.bookkeeping.placement import begin_write
 from cdc_core.targets.bookkeeping.table_states import LEDGER, lock_table
 from cdc_core.targets.reading.table_facts import TableFacts, table_name, written_columns
-from cdc_core.targets.reading.target_faults import is_row_error, known, reason, translated
+from cdc_core.targets.reading.target_faults import is_row_error, reason, translated
 from cdc_core.targets.tables.target_keys import (
     of_another_table,
     require_own_rows,
     settle_twins,
     shared_key,
-    spelled_apart,
 )
-from cdc_core.targets.tables.unique_keys import restore_extra, take_out, unique_conflict
+from cdc_core.targets.tables.unique_keys import restore_extra, take_out
 from cdc_core.targets.writing import direct
 from cdc_core.targets.writing.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.targets.writing.load import (
     IS_WRITTEN,
-    MAX_UNFIT,
     TEMPORARY,
     LoadFile,
     RowState,
-    Unfit,
     absent_values,
     create_temporary,
     is_absent,
     load,
     open_session,
-    rejected,
     remove,
     shown_key,
     target_name,
 )
+from cdc_core.targets.writing.shard_write import ShardResult, ShardWrite
 from cdc_core.targets.writing.target_truncates import Truncates, keep_truncates, loaded_truncates, truncates_of
+from cdc_core.targets.writing.upsert import RowCollision, UnfitRows, upsert_rows
 from cdc_core.targets.writing.versions import beside, equal_sql, on_key, row_version, tombstones_name, versions_name
 
 log = logging.getLogger(__name__)
@@ -87,61 +84,8 @@ UPSERT, DELETE, LEFT_SHARD = MergedOp.UPSERT, MergedOp.DELETE, MergedOp.LEFT_SHA
 TRUNCATE, TRUNCATE_UNCOUNTED = MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED
 NEW, STALE, THERE, EQUAL = RowState
 
-_DUPLICATE = 1062
 _COUNTS = ("written", "stale", "absent")
 ATTEMPTS = 6
-
-
-class _RowCollision(Exception):
-    """Another row holds a unique value of the batch: start again, carefully."""
-
-
-class _UnfitRows(Exception):
-    """The table rejects these rows, by line number: start again without them."""
-
-    def __init__(self, reasons: Mapping[int, str]) -> None:
-        super().__init__(f"{len(reasons)} rows")
-        self.reasons = reasons
-
-
-@dataclass(frozen=True, slots=True)
-class WritePart:
-    """One of several parts of the rows of a run. more: others follow. before: what those before it have done; None for
-    the first. mark, after: of this one and of the one before it, a time (UTC, as text) that no other part has: the
-    ledger row shows it."""
-
-    more: bool
-    mark: str
-    before: WriteCounts | None = None
-    after: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardWrite:
-    """What is written where. placement: which rows the table is for (ShardTable.placement). freshness: as in
-    config.MysqlTable. ledger: note the counts (a second pass notes only that it was). quarantine: rows that the table
-    rejects are left out, instead of an error. pipeline: the one that writes, which a fence may let through. part: None
-    for all rows of the run. after: of a second pass, the number of the run's first transaction; 0 where there was none.
-    """
-
-    run_id: str
-    logical: str
-    facts: TableFacts
-    placement: str
-    freshness: str | None = None
-    ledger: bool = True
-    quarantine: bool = False
-    pipeline: str = ""
-    part: WritePart | None = None
-    after: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ShardResult:
-    """counts: of the transaction. unfit: the rows left out, as many as counts.quarantined."""
-
-    counts: WriteCounts
-    unfit: tuple[Unfit, ...] = ()
 
 
 States = dict[tuple[str, int], int]
@@ -202,10 +146,10 @@ def _attempt(
                     counts = transact(cursor, write, file, careful=careful, quarantined=len(unfit))
                     connection.commit()
                     break
-                except _RowCollision:
+                except RowCollision:
                     connection.rollback()
                     careful = True
-                except _UnfitRows as found:
+                except UnfitRows as found:
                     connection.rollback()
                     unfit += remove(cursor, write.facts, found.reasons)
                 cursor.execute(f"UPDATE {TEMPORARY} SET _s = {NEW}")
@@ -432,7 +376,7 @@ class ShardTransaction:
 
     def upsert(self, upserts: int) -> None:
         """Writes the rows, and their versions where these are kept beside the table; then verifies them."""
-        _upsert(self.cursor, self.write, self.file, self._truncates, careful=self.careful)
+        upsert_rows(self.cursor, self.write, self.file, self._truncates, careful=self.careful)
         if self.careful:
             restore_extra(self.cursor, self.facts, self.file.layout)
         if self.facts.beside:
@@ -455,7 +399,7 @@ class ShardTransaction:
         if there == upserts:
             return
         if not self.careful:
-            raise _RowCollision
+            raise RowCollision
         raise DataAtRisk(
             f"After the write, only {there} of {upserts} rows are in the table as written.",
             where=self.facts.name,
@@ -509,124 +453,6 @@ def _require_complete(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
 def states_of(cursor: Any) -> States:
     cursor.execute(f"SELECT _o, _s, COUNT(*) FROM {TEMPORARY} GROUP BY _o, _s")
     return {(str(op), int(state)): int(count) for op, state, count in cursor.fetchall()}
-
-
-def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates, *, careful: bool) -> None:
-    try:
-        for statement in _upsert_sql(write, file, truncates, "", careful=careful):
-            cursor.execute(statement)
-    except pymysql.err.MySQLError as error:
-        if number_of(error) == _DUPLICATE and not careful:
-            raise _RowCollision from None
-        if not is_row_error(error):
-            raise
-
-        # The statement was undone, the transaction continues: find the rows that failed it, then undo everything.
-        def execute(low: int, high: int) -> None:
-            for statement in _upsert_sql(
-                write, file, truncates, f"AND _l._n BETWEEN {low} AND {high}", careful=careful
-            ):
-                cursor.execute(statement)
-
-        cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
-        failing = failing_lines(execute, *map(int, cursor.fetchone()))
-        found = dict(islice(failing, MAX_UNFIT + 1 if write.quarantine else 1))
-        held = [line for line, cause in sorted(found.items()) if number_of(cause) == _DUPLICATE]
-        if held and not careful:
-            raise _RowCollision from None  # which another error of all rows at once has hidden
-        if held:
-            raise unique_conflict(write.facts, _key_of(cursor, held[0]), found[held[0]]) from None
-        if not found:
-            # Every part was written, down to single rows. MariaDB refuses several rows by one INSERT (...) SELECT, with
-            # 1048, if the table has a BEFORE INSERT trigger and a NOT NULL column without a default.
-            log.warning("%s: written in parts, because all rows at once failed: %s", write.facts.name, reason(error))
-            return
-        if write.quarantine:
-            raise _UnfitRows({line: reason(cause) for line, cause in found.items()}) from error
-        line = min(found)
-        raise rejected(write.facts, _key_of(cursor, line), found[line]) from None
-
-
-def _key_of(cursor: Any, line: int) -> bytes:
-    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (line,))
-    return bytes(cursor.fetchone()[0])
-
-
-def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: str, *, careful: bool) -> list[str]:
-    """The version goes first: assignments run from left to right, so that each other column sees which row won.
-    careful: the rows were taken out, and none is there to be updated.
-
-    If the version is kept beside the row, nothing in the row would show that a unique value had led to another row:
-    existing rows are updated by their key, the others inserted, and a unique value on another row is an error.
-    """
-    facts = write.facts
-    if facts.beside:
-        return _upsert_beside(write, file, extra)
-    fresh = target_name(facts, write.freshness) if write.freshness else None
-    names = [target_name(facts, name) for name in written_columns(facts, file.layout.columns)]
-    keys = {target_name(facts, name) for name in file.layout.key}
-    old = table_name(facts)
-    insert = (
-        f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
-        f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l WHERE {IS_WRITTEN} {extra}"
-    )
-    if careful:
-        return [insert]
-    version = f"{old}.{VERSION_COLUMN}"
-    wins = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"{old}.{fresh}")
-    if truncates:
-        wins = f"({truncates.removes_sql(version)} OR {wins})"
-    changes = [f"{version} = IF({wins}, _l._v, {version})"]
-    changes += [
-        f"{old}.{name} = IF({version} <=> _l._v, _l.{name}, {old}.{name})" for name in names if name not in keys
-    ]
-    if spelled_apart(facts, file.layout.key):
-        # The key is spelled as written now, on the row that has it; another unique value may have led to another row.
-        own = on_key(facts, file.layout.key, right=old)
-        changes += [
-            f"{old}.{name} = IF({version} <=> _l._v AND {own}, _l.{name}, {old}.{name})"
-            for name in sorted(keys.intersection(names))
-        ]
-    return [f"{insert} ON DUPLICATE KEY UPDATE {', '.join(changes)}"]
-
-
-def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
-    facts, key = write.facts, file.layout.key
-    written = written_columns(facts, file.layout.columns)
-    names = [target_name(facts, name) for name in written]
-    fixed = () if spelled_apart(facts, key) else key
-    values = [target_name(facts, name) for name in written if name not in fixed]
-    changes = ", ".join(f"r.{name} = _l.{name}" for name in values)
-    chosen = f"{IS_WRITTEN} {extra}"
-    table, same = table_name(facts), on_key(facts, key)
-    update = f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {table} r ON {same} SET {changes} WHERE {chosen}"
-    return [
-        *([update] if changes else []),
-        f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(f'_l.{name}' for name in names)} "
-        f"FROM {TEMPORARY} _l LEFT JOIN {table} r ON {same} "
-        # COALESCE, because servers find '0000-00-00' in a NOT NULL column by IS NULL.
-        f"WHERE {chosen} AND COALESCE(r.{target_name(facts, key[0])}) IS NULL",
-    ]
-
-
-def failing_lines(
-    execute: Callable[[int, int], object], low: int, high: int
-) -> Iterator[tuple[int, pymysql.err.MySQLError]]:
-    """Executes something for the lines from `low` to `high`, by halves of what the table rejects, down to single lines:
-    those that it rejects alone, each with the error."""
-    ranges = [(low, high)]
-    while ranges:
-        low, high = ranges.pop()
-        try:
-            execute(low, high)
-        except pymysql.err.MySQLError as error:
-            if known(error) and not is_row_error(error):
-                raise
-            middle = (low + high) // 2
-            if low == high:
-                yield low, error
-            else:
-                ranges += [(middle + 1, high), (low, middle)]
 
 
 def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:

@@ -27,7 +27,8 @@ from cdc_core.targets.reading.table_facts import TableFacts
 from cdc_core.targets.tables.target_keys import may_be_twins
 from cdc_core.targets.tables.unique_keys import may_collide
 from cdc_core.targets.writing.load import Layout, LoadFile
-from cdc_core.targets.writing.row_writer import ShardResult, ShardWrite, Transact, WritePart, write_shard
+from cdc_core.targets.writing.row_writer import Transact, write_shard
+from cdc_core.targets.writing.shard_write import ShardResult, ShardWrite, WritePart
 
 
 def why_whole(facts: TableFacts, layout: Layout, merged: MergeCounts, *, quarantine: bool) -> str:
