@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_core.binlog.framing import CRC_TABLES, crc32
+from cdc_core.config import Source
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Position
 from cdc_core.source.wire.event_framer import EventFramer
@@ -26,9 +27,8 @@ class Connected(LogReader):
     """A reader whose connection is one end of a pair of sockets."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._source = "src"
+        self._source = Source(name="src", connection="env:SRC", server_id=1)
         self._waits = True
-        self._read_timeout_s = 5.0
         self._silent_s = 0.0
         self._unread = False
         self._socket = end
