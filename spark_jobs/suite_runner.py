@@ -94,12 +94,14 @@ def judge(rows: pa.Table | DataFrame, suite: gx.ExpectationSuite, count: int) ->
     gathered = isinstance(rows, pa.Table)
     rows_of = _pandas_rows() if gathered else _rows_of(_context().data_sources.add_spark("rows", persist=False))
     batch = rows_of.get_batch({"dataframe": _in_pandas(rows) if gathered else rows})
-    result = batch.validate(suite, result_format="BOOLEAN_ONLY")
-    if not result.success:  # only now are counts and examples worth their cost
-        result = batch.validate(suite, result_format="SUMMARY")
-    kept = batch.datasource.get_execution_engine().batch_manager  # until the next verdict
-    kept.reset_batch_cache()
-    kept.batch_data_cache.clear()
+    try:
+        result = batch.validate(suite, result_format="BOOLEAN_ONLY")
+        if not result.success:  # only now are counts and examples worth their cost
+            result = batch.validate(suite, result_format="SUMMARY")
+    finally:
+        kept = batch.datasource.get_execution_engine().batch_manager  # until the next verdict
+        kept.reset_batch_cache()
+        kept.batch_data_cache.clear()
     expectations = [_expectation_document(outcome) for outcome in result.results]
     return {
         "success": passes(expectations),

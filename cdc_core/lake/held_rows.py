@@ -140,7 +140,7 @@ class _FoundKeys:
 
 def _found(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> Iterator[_FoundKeys]:
     columns = [whole(keys.column(name).cast(files.columns.field(name).type)) for name in files.key]
-    sought = SoughtKeys(columns)
+    sought: SoughtKeys | None = None
     first = files.key[0]
     span = tuple(bound.as_py() for bound in pc.min_max(columns[0]).values()) if _ordered(columns[0].type) else None
     for number, file in enumerate(live):
@@ -151,6 +151,7 @@ def _found(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> Itera
             for group in opened.groups:
                 if _apart(span, opened.span(group, first)):
                     continue
+                sought = sought or SoughtKeys(columns)
                 rows, ours = sought.among([whole(column) for column in opened.read(group, files.key).columns])
                 if len(rows) and gone is None:
                     gone = deleted_rows(files, file) if file.deletes else BitMap()

@@ -18,6 +18,7 @@ _BLOCK = 32
 
 
 def repeats(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary of these first values is small."""
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_nested(kind) or pa.types.is_floating(kind):
         return False
