@@ -158,7 +158,8 @@ def compare_views(origin: Origin, table: str, kinds: tuple[str, ...], views: int
                 if (error.code, exact, facts.mariadb) != ("snapshot.blocked", True, True):
                     raise
                 continue
-            assert view.exact == exact
+            # One that need not be exact is, where a MariaDB that has just begun a log file was asked under a lock.
+            assert view.exact or not exact
             assert end <= view.low <= high
             seen.append((view.low, high, rows))
             if number % 50 == 49:
