@@ -154,11 +154,11 @@ def _decimal(values: _Values) -> _Decoded:
     else:
         width = precision + 3
         size = np.empty(rows, np.int64)
-        out = np.empty(rows * width, np.uint8)
+        out = np.empty((rows, width), np.uint8)
         bad = kernels.decimal_text(
-            values.buffer, values.offset, values.length, sizes, digits, groups.integer, width, size, out
+            values.buffer, values.offset, values.length, sizes, digits, groups.integer, size, out
         )
-        array = _compact(out, width, size, values.valid)
+        array = _compact(out.reshape(-1), width, size, values.valid)
     if bad >= 0:
         size_bytes = len(values.raw(bad))
         raise malformed(f"Column {values.column.name!r}: its {size_bytes} bytes are not a DECIMAL", values.where(bad))

@@ -110,14 +110,15 @@ def crc32(buf, start, stop, tables):
 
 
 @kernel
-def frame(buf, head, tail, offset, checked, tables, at, length, code, start, first):
-    """Frames ordinary events of buf[head:tail], the first of which should begin at `offset` of its file.
+def frame(events, head, tail, offset, tables):
+    """Frames ordinary events of events.buffer[head:tail] behind those in the columns, from index `events.stop` on; the
+    first should begin at `offset` of its file.
 
-    checked: the log has checksums. at, length, code, start: outputs for each event, from index `first` on: its header's
-    offset in buf, its length, its type, its offset in the file.
     Returns (where the next packet begins, how many events the columns hold, offset after the last, why it stopped).
     """
-    k = first
+    buf = events.buffer
+    checked = events.checksum_size > 0
+    k = events.stop
     shortest = 24 if checked else 20
     while True:
         if tail - head < 4:
@@ -137,14 +138,14 @@ def frame(buf, head, tail, offset, checked, tables, at, length, code, start, fir
             return head, k, offset, UNUSUAL
         if tail - head < 4 + size:
             return head, k, offset, MORE
-        if k == at.shape[0]:
+        if k == events.at.shape[0]:
             return head, k, offset, FULL
         if checked and crc32(buf, p, p + long - 4, tables) != little32(buf, p + long - 4):
             return head, k, offset, UNUSUAL
-        at[k] = p
-        length[k] = long
-        code[k] = kind
-        start[k] = offset
+        events.at[k] = p
+        events.length[k] = long
+        events.code[k] = kind
+        events.start[k] = offset
         offset += long
         head += 4 + size
         k += 1
@@ -201,29 +202,15 @@ class ReceiveBuffer:
 
     # Framed events
 
-    def frame(self, offset: int, *, checked: bool) -> int:
+    def frame(self, offset: int, checksum_size: int) -> int:
         """Frames ordinary events, the first of which should begin at `offset` of its file; returns the offset after the
-        last.
-
-        checked: events carry checksums.
-        """
+        last. checksum_size: bytes after each body."""
         if self._settled and (len(self) or self.stopped != FULL):
             return offset
         if self._first and (not len(self) or self.stopped == FULL):
             self._move(0)
-        self._head, self._count, offset, self.stopped = frame(
-            self.data,
-            self._head,
-            self._tail,
-            offset,
-            checked,
-            CRC_TABLES,
-            self._at,
-            self._length,
-            self._code,
-            self._start,
-            self._count,
-        )
+        events = self.events(checksum_size)
+        self._head, self._count, offset, self.stopped = frame(events, self._head, self._tail, offset, CRC_TABLES)
         self._settled = True
         return offset
 

@@ -173,8 +173,8 @@ def decimals(buf, off, length, sizes, digits, out):
 
 
 @kernel
-def decimal_text(buf, off, length, sizes, digits, whole_groups, width, size, out):
-    """DECIMAL of any size as the server prints it, to out[i * width:]; size[i]: bytes written. As decimals()."""
+def decimal_text(buf, off, length, sizes, digits, whole_groups, size, out):
+    """DECIMAL of any size as the server prints it, to out[i]; size[i]: bytes written. As decimals()."""
     for i in range(off.shape[0]):
         size[i] = 0
         if length[i] < 0:
@@ -182,10 +182,9 @@ def decimal_text(buf, off, length, sizes, digits, whole_groups, width, size, out
         at = off[i]
         negative = buf[at] & np.uint8(0x80) == 0
         mask = np.uint8(255) if negative else np.uint8(0)
-        base = np.int64(i) * width
-        d = base
+        d = 0
         if negative:
-            out[d] = 45
+            out[i, d] = 45
             d += 1
         begun = False
         for g in range(sizes.shape[0]):
@@ -197,19 +196,19 @@ def decimal_text(buf, off, length, sizes, digits, whole_groups, width, size, out
                 return i
             if g == whole_groups:
                 if not begun:
-                    out[d] = 48
+                    out[i, d] = 48
                     d += 1
-                out[d] = 46
+                out[i, d] = 46
                 d += 1
                 begun = True
             for k in range(digits[g] - 1, -1, -1):
                 digit = v // TENS[k] % np.uint64(10)
                 if begun or digit:
-                    out[d] = np.uint8(48 + digit)
+                    out[i, d] = np.uint8(48 + digit)
                     d += 1
                     begun = True
         if not begun:
-            out[d] = 48
+            out[i, d] = 48
             d += 1
-        size[i] = d - base
+        size[i] = d
     return -1

@@ -141,7 +141,8 @@ class RowEvents(NamedTuple):
     """Columns for row events of captured tables.
 
     table: its number. start, stop: of the images in the buffer. change: INSERT, UPDATE or DELETE of rows_event.
-    ordinal: among the row events of the transaction. entry: index into EntryArrays. offset: of the event in the file.
+    ordinal: among the row events of the transaction. entry: index into EntryArrays, of `take_transactions` only.
+    offset: of the event in the file.
     """
 
     table: Longs
@@ -168,15 +169,15 @@ class TransactionsTaken(NamedTuple):
 
 
 class RowEventsTaken(NamedTuple):
-    """As TransactionsTaken; ordinal: of the transaction's next row event. trace, trace_crc: up to `reached`."""
+    """As TransactionsTaken; ordinal: of the transaction's next row event. trace: of the log up to `reached`, its
+    beginning and its CRC."""
 
     why: int
     reached: int
     rows: int
     left_out: int
     ordinal: int
-    trace: int
-    trace_crc: int
+    trace: tuple[int, int]
 
 
 @kernel
@@ -212,7 +213,7 @@ def take_transactions(
             why = UNUSUAL
             break
         group += 1
-        why, j, n, dropped, heavy = _transaction(events, i + 1, begun, maps, limits, rows, n_rows, e, group)
+        why, j, n, dropped, heavy = _transaction(events, i + 1, begun, maps, limits, rows, n_rows, group)
         if why != DONE:
             break
         entries.kind[e] = TRANSACTION if n > n_rows else UNCAPTURED
@@ -224,7 +225,8 @@ def take_transactions(
         entries.events[e] = j - i
         entries.name[e] = name
         entries.number[e] = number
-        entries.trace[e], entries.trace_crc[e] = _traced(events, i, j, events.start[i], np.int64(0), crc_tables)
+        entries.trace[e], entries.trace_crc[e] = _traced(events, i, j, (events.start[i], np.int64(0)), crc_tables)
+        rows.entry[n_rows:n] = e
         e += 1
         n_rows = n
         left_out += dropped
@@ -241,12 +243,11 @@ def take_row_events(
     rows: RowEvents,
     group: int,
     ordinal: int,
-    trace: int,
-    trace_crc: int,
+    trace: tuple[int, int],
     crc_tables: Crcs,
 ) -> RowEventsTaken:
     """Takes table maps and row events of the open transaction `group` from the first event on, up to its end or until
-    they weigh `limits.weight`. ordinal: of its next row event. trace, trace_crc: up to the first event."""
+    they weigh `limits.weight`. ordinal: of its next row event. trace: up to the first event."""
     j = events.first
     n_rows = 0
     left_out = 0
@@ -258,7 +259,7 @@ def take_row_events(
             break
         code = events.code[j]
         if _WRITE_V1 <= code <= _DELETE_V1 or _WRITE <= code <= _DELETE:
-            taken = _row_event(events, j, maps, limits, rows, n_rows, ordinal, 0, group)
+            taken = _row_event(events, j, maps, limits, rows, n_rows, ordinal, group)
             if taken < 0:
                 why = FULL if taken == _NO_ROOM else UNUSUAL
                 break
@@ -272,28 +273,30 @@ def take_row_events(
             why = UNUSUAL
             break
         j += 1
-    trace, trace_crc = _traced(events, events.first, j, trace, trace_crc, crc_tables)
-    return RowEventsTaken(why, j, n_rows, left_out, ordinal, trace, trace_crc)
+    traced = _traced(events, events.first, j, trace, crc_tables)
+    return RowEventsTaken(why, j, n_rows, left_out, ordinal, traced)
 
 
 @inlined
-def _traced(events, first, stop, trace, trace_crc, crc_tables):
+def _traced(events, first, stop, trace, crc_tables):
     """A trace of the log with the events first..stop-1, as event_headers.folded and event_headers.crc_of make it."""
+    begin = np.int64(trace[0])
+    folded = np.int64(trace[1])
     for k in range(first, stop):
         at = events.at[k]
-        if events.start[k] + events.length[k] - trace > TRACE_BYTES:
-            trace = events.start[k]
-            trace_crc = np.int64(0)
+        if events.start[k] + events.length[k] - begin > TRACE_BYTES:
+            begin = events.start[k]
+            folded = np.int64(0)
         if events.checksum_size:
             crc = np.int64(little32(events.buffer, at + events.length[k] - events.checksum_size))
         else:
             crc = np.int64(crc32(events.buffer, at, at + events.length[k], crc_tables))
-        trace_crc = (trace_crc * 16_777_619 ^ crc) & 0xFFFFFFFF
-    return trace, trace_crc
+        folded = (folded * 16_777_619 ^ crc) & 0xFFFFFFFF
+    return begin, folded
 
 
 @inlined
-def _transaction(events, first, begun, maps, limits, rows, n_rows, entry, group):
+def _transaction(events, first, begun, maps, limits, rows, n_rows, group):
     """The events after a GTID up to the XID. begun: no QUERY BEGIN is required.
 
     Returns (why, index after the XID, n_rows with its own, row events left out, weight).
@@ -310,7 +313,7 @@ def _transaction(events, first, begun, maps, limits, rows, n_rows, entry, group)
             if not _is_known(events, j, maps, group):
                 return UNUSUAL, j, n_rows, left_out, weight
         elif _WRITE_V1 <= code <= _DELETE_V1 or _WRITE <= code <= _DELETE:
-            taken = _row_event(events, j, maps, limits, rows, n_rows, ordinal, entry, group)
+            taken = _row_event(events, j, maps, limits, rows, n_rows, ordinal, group)
             if taken < 0:
                 return (FULL if taken == _NO_ROOM else UNUSUAL), j, n_rows, left_out, weight
             if taken == _LEFT_OUT:
@@ -420,8 +423,8 @@ def _is_known(events, j, maps, group):
 
 
 @inlined
-def _row_event(events, j, maps, limits, rows, k, ordinal, entry, group):
-    """Writes a row event to element k of `rows`; its weight, or _LEFT_OUT, _STRANGE, _NO_ROOM."""
+def _row_event(events, j, maps, limits, rows, k, ordinal, group):
+    """Writes a row event to element k of `rows`, without its entry; its weight, or _LEFT_OUT, _STRANGE, _NO_ROOM."""
     buf = events.buffer
     code = np.int64(events.code[j])
     at = events.at[j] + _HEADER
@@ -467,7 +470,6 @@ def _row_event(events, j, maps, limits, rows, k, ordinal, entry, group):
     rows.stop[k] = stop
     rows.change[k] = change
     rows.ordinal[k] = ordinal
-    rows.entry[k] = entry
     rows.offset[k] = events.start[j]
     return 2 * (stop - at) + limits.row * (1 + (stop - at) // maps.row_bytes[table])
 

@@ -164,22 +164,23 @@ def _value_options(buf, at, stop, bitmap):
 
 
 @inlined
-def _row(images, e, at, shape, spans, before, row, update, fill):
-    """One row of event e: a before and an after image, or one image. Where it ends, or -1 - the offset of a misfit."""
+def _row(images, e, at, shape, spans, before, row, update):
+    """One row of event e: a before and an after image, or one image. Where it ends, or -1 - the offset of a misfit.
+
+    row, update: where spans and before are written; -1: they are not.
+    """
     buf = images.buffer
     stop = images.stop[e]
     if images.kind[e] != UPDATE:
-        return _image(buf, at, stop, shape.size, shape.prefix, spans.offset, spans.length, row if fill else -1)
-    at = _image(buf, at, stop, shape.size, shape.prefix, before.offset, before.length, update if fill else -1)
-    if at >= 0 and fill:
+        return _image(buf, at, stop, shape.size, shape.prefix, spans.offset, spans.length, row)
+    at = _image(buf, at, stop, shape.size, shape.prefix, before.offset, before.length, update)
+    if at >= 0 and update >= 0:
         before.row[update] = row
         before.end[update] = at
     if at >= 0 and shape.partial >= 0:
         at = _value_options(buf, at, stop, shape.partial)
     if at >= 0:
-        at = _image(
-            buf, at, stop, shape.after_size, shape.after_prefix, spans.offset, spans.length, row if fill else -1
-        )
+        at = _image(buf, at, stop, shape.after_size, shape.after_prefix, spans.offset, spans.length, row)
     return at
 
 
@@ -207,7 +208,7 @@ def _walk(
             updates = images.kind[e] == UPDATE
             if fill and (row >= spans.offset.shape[1] or (updates and update >= before.offset.shape[1])):
                 return Misfit(OVERFLOW, e, at)
-            end = _row(images, e, at, shape, spans, before, row, update, fill)
+            end = _row(images, e, at, shape, spans, before, row if fill else -1, update if fill else -1)
             if end < 0:
                 return Misfit(TRUNCATED, e, -1 - end)
             if end == at:

@@ -77,15 +77,15 @@ def warm() -> pa.StructArray:
 def _warm_fast_path() -> None:
     """Runs the kernels that read events, on no events."""
     data, codes, numbers = np.zeros(64, np.uint8), np.zeros(1, np.uint8), np.zeros(1, np.int64)
-    framing.frame(data, 0, 0, 4, True, framing.CRC_TABLES, numbers, numbers, codes, numbers, 0)
     none = framing.FramedEvents(data, numbers, numbers, codes, numbers, 0, 0, 4)
+    framing.frame(none, 0, 0, 4, framing.CRC_TABLES)
     maps = ordinary.KnownMaps(numbers, np.zeros(1, np.int32), numbers, data, numbers, numbers, numbers, numbers, 0)
     limits = ordinary.WeightLimits(1, 1, 1, 1)
     rows = ordinary.RowEvents(*[numbers] * 7)
     names = ordinary.GtidNames(np.zeros((1, 3), np.int64), numbers)
     entries = ordinary.EntryArrays(*[numbers] * len(ordinary.EntryArrays._fields))
     ordinary.take_transactions(none, maps, names, limits, entries, rows, 0, 0, 4, framing.CRC_TABLES)
-    ordinary.take_row_events(none, maps, limits, rows, 0, 0, 0, 0, framing.CRC_TABLES)
+    ordinary.take_row_events(none, maps, limits, rows, 0, 0, (0, 0), framing.CRC_TABLES)
     ordinary.pack(data, numbers, numbers, 0, data, 0)
 
 

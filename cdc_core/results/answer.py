@@ -7,32 +7,19 @@ grow, up to the largest that a server sends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from cdc_core.mysql.connections import SafeConnection
 from cdc_core.results import row_packets
 from cdc_core.results.reading_faults import malformed
+from cdc_core.results.row_packets import Located
 
 _LEAST_FREE_BYTES = 256 << 10
 _MAX_ROW_BYTES = (1 << 30) + (1 << 24)
 """A row is a packet of the server's, of at most max_allowed_packet: 1 GiB."""
 _SPAN_BYTES = 12
 """The size of a value's place: offset and length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """Values of some rows. offset, length: [column, row]; length -1: null. Valid until the next batch."""
-
-    buffer: row_packets.Bytes
-    offset: row_packets.Longs
-    length: row_packets.Ints
-
-    def __len__(self) -> int:
-        return int(self.offset.shape[1])
 
 
 class Buffer:
@@ -48,6 +35,10 @@ class Buffer:
         self.data: row_packets.Bytes = np.empty(size_bytes + _LEAST_FREE_BYTES, np.uint8)
         self.offset: row_packets.Longs = np.empty((columns, capacity), np.int64)
         self.length: row_packets.Ints = np.empty((columns, capacity), np.int32)
+
+    def located(self, rows: int | None = None) -> Located:
+        """The places of its first rows; of as many as it has space for."""
+        return Located(self.data, self.offset[:, :rows], self.length[:, :rows])
 
     @property
     def has_grown(self) -> bool:
@@ -94,23 +85,17 @@ class ResultAnswer:
             self._receive()
 
     def next_batch(self, forms: npt.NDArray[np.int8]) -> tuple[Located, bool]:
-        """The rows of the next batch, waiting for them; and whether a packet that is not a row follows."""
+        """The rows of the next batch, waiting for them; and whether a packet that is not a row follows.
+
+        The rows are valid until the next call.
+        """
         buffer = self._buffer
         if len(buffer.data) - self._tail < _LEAST_FREE_BYTES:
             self._make_space()
         begin, count, stopped = self._head, 0, row_packets.MORE
         while True:
             self._head, self._sequence, count, stopped = row_packets.locate(
-                buffer.data,
-                self._head,
-                self._tail,
-                self._sequence,
-                begin,
-                buffer.size_bytes,
-                forms,
-                buffer.offset,
-                buffer.length,
-                count,
+                buffer.located(), self._head, self._tail, self._sequence, begin + buffer.size_bytes, forms, count
             )
             if stopped != row_packets.MORE:
                 break
@@ -124,7 +109,7 @@ class ResultAnswer:
             raise malformed(f"a packet that is not number {self._sequence}", where=self._where)
         if stopped == row_packets.MALFORMED:
             raise malformed("a row that does not have the columns that were announced", where=self._where)
-        return Located(buffer.data, buffer.offset[:, :count], buffer.length[:, :count]), stopped == row_packets.OTHER
+        return buffer.located(count), stopped == row_packets.OTHER
 
     @property
     def left_bytes(self) -> int:

@@ -10,6 +10,8 @@ bitmap of nulls (its first two bits are unused), then the values of the columns 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,18 +35,30 @@ row that does not have the columns' forms."""
 MAX_PAYLOAD = (1 << 24) - 1
 
 
-@kernel
-def locate(buf, head, tail, sequence, begin, size_limit, forms, offset, length, count):
-    """Locates the rows in buf[head:tail] from index `count` on. Packets of one row are joined in place.
+class Located(NamedTuple):
+    """Values of some rows in `buffer`. offset, length: [column, row]; length -1: null."""
 
-    begin: where the batch's first row begins in buf. size_limit: the batch ends with the row that reaches it.
-    offset, length: outputs, [column, row]; length -1: null.
+    buffer: Bytes
+    offset: Longs
+    length: Ints
+
+    @property
+    def rows(self) -> int:
+        return int(self.offset.shape[1])
+
+
+@kernel
+def locate(located, head, tail, sequence, full_at, forms, count):
+    """Locates the rows in located.buffer[head:tail] from index `count` on. Packets of one row are joined in place.
+
+    full_at: the batch ends with the row that reaches it.
     Returns (where the next packet begins, its sequence number, how many rows are located, why it stopped).
     """
+    buf, offset, length = located
     columns = forms.shape[0]
     bitmap = (columns + 9) >> 3
     while True:
-        if count == offset.shape[1] or head - begin >= size_limit:
+        if count == offset.shape[1] or head >= full_at:
             return head, sequence, count, FULL
         if tail - head < 4:
             return head, sequence, count, MORE

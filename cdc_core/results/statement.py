@@ -18,9 +18,10 @@ from pymysql.protocol import MysqlPacket
 from cdc_core.errors import defect
 from cdc_core.mysql.connections import SafeConnection
 from cdc_core.results import result_columns
-from cdc_core.results.answer import Buffer, Located, ResultAnswer
+from cdc_core.results.answer import Buffer, ResultAnswer
 from cdc_core.results.reading_faults import definition_changed, malformed
 from cdc_core.results.result_columns import ResultColumn
+from cdc_core.results.row_packets import Located
 
 _PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
 _OK, _EOF, _ERR = 0x00, 0xFE, 0xFF
@@ -56,7 +57,7 @@ def read_rows(connection: SafeConnection, sql: str, prepare: NewBuffer, *, where
         ended = False
         while not ended:
             located, ended = answer.next_batch(forms)
-            if len(located):
+            if located.rows:
                 left_s = time.monotonic()
                 yield located
                 connection.extend_answer(time.monotonic() - left_s)

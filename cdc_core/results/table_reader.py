@@ -17,9 +17,10 @@ from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged_columns import BOOKKEEPING, LITERAL, row_field
 from cdc_core.mysql.connections import SafeConnection
 from cdc_core.results import value_columns
-from cdc_core.results.answer import Buffer, Located
+from cdc_core.results.answer import Buffer
 from cdc_core.results.reading_faults import translating
 from cdc_core.results.result_columns import ResultColumn, type_of
+from cdc_core.results.row_packets import Located
 from cdc_core.results.statement import read_rows
 
 BATCH_ROWS = 1 << 16
@@ -140,4 +141,4 @@ def _batch(
         arrays.append(array)
         if found is not None:
             literals.append((selected.column.name, found))
-    return pa.RecordBatch.from_arrays([*arrays, literal_map(literals, len(located))], schema=arrow)
+    return pa.RecordBatch.from_arrays([*arrays, literal_map(literals, located.rows)], schema=arrow)

@@ -22,10 +22,9 @@ from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, T
 from cdc_core.model.collations import spell_out_utf8
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column, ColumnType
 from cdc_core.mysql.connections import quote
-from cdc_core.results.answer import Located
 from cdc_core.results.reading_faults import UnlikeDefinition, definition_changed, malformed
 from cdc_core.results.result_columns import STRINGS, ResultColumn
-from cdc_core.results.row_packets import Bytes, Ints, Longs
+from cdc_core.results.row_packets import Bytes, Ints, Located, Longs
 
 _CODES: dict[str, frozenset[TypeCode]] = {
     "tinyint": frozenset({TypeCode.TINY}), "smallint": frozenset({TypeCode.SHORT}),
@@ -179,7 +178,7 @@ def _translated(error: LockstepError, column: Selected, where: str) -> LockstepE
 
 def _require_labels(column: Selected, located: Located, at: int, where: str) -> None:
     """The numbers of labels are the definition's only as long as it has that many."""
-    numbers_ = np.empty(len(located), np.uint64)
+    numbers_ = np.empty(located.rows, np.uint64)
     kernels.little(located.buffer, located.offset[at], located.length[at], numbers_)
     count = len(column.column.type.labels)
     limit = count if column.column.type.base == "enum" else (1 << count) - 1

@@ -12,7 +12,7 @@ from cdc_core.binlog import warm_kernels
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.model.schema import Column, ColumnType
 from cdc_core.results import row_packets, value_columns
-from cdc_core.results.answer import Buffer, Located
+from cdc_core.results.answer import Buffer
 from cdc_core.results.result_columns import ResultColumn
 
 # A value of each form: type, wire type, bytes in a row.
@@ -40,11 +40,9 @@ def warm() -> list[pa.Array]:
     buffer.data[: len(packet)] = np.frombuffer(packet, np.uint8)
     columns = [ResultColumn("", code, False, 0, 0, 0) for _, code, _ in _COLUMNS]
     forms = np.array([column.form for column in columns], np.int8)
-    _, _, located, _ = row_packets.locate(
-        buffer.data, 0, len(packet), 1, 0, buffer.size_bytes, forms, buffer.offset, buffer.length, 0
-    )
+    _, _, located, _ = row_packets.locate(buffer.located(), 0, len(packet), 1, buffer.size_bytes, forms, 0)
     assert located == 1
-    first_row = Located(buffer.data, buffer.offset[:, :1], buffer.length[:, :1])
+    first_row = buffer.located(1)
     selection = [value_columns.selected(Column("c", kind)) for kind, _, _ in _COLUMNS]
     return [value_columns.decode(selected, first_row, at, "warm")[0] for at, selected in enumerate(selection)]
 

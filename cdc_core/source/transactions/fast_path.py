@@ -215,7 +215,7 @@ class FastPath:
             self._rows,
             self._group,
             next_ordinal,
-            *assembler.place.trace,
+            assembler.place.trace,
             framing.CRC_TABLES,
         )
         if taken.reached == events.first:
@@ -227,7 +227,7 @@ class FastPath:
             events=taken.reached - events.first,
             ordinal=taken.ordinal,
             left_out=taken.left_out,
-            trace=(taken.trace, taken.trace_crc),
+            trace=taken.trace,
             end=int(events.start[last] + events.length[last]),
         )
         framer.buffer.consume(taken.reached - events.first)

@@ -129,7 +129,7 @@ class EventFramer:
         if not self.proven or self._proof.crossing:
             return 0
         before = self.offset
-        self.offset = self.buffer.frame(before, checked=description.checksum)
+        self.offset = self.buffer.frame(before, self.checksum_size)
         if self.offset > before:
             self._after_format = self._repeats_head = False
         return len(self.buffer)

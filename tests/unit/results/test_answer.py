@@ -16,9 +16,10 @@ from cdc_core.errors import RetryLater
 from cdc_core.model.schema import Column, ColumnType
 from cdc_core.results import result_columns, row_packets, statement
 from cdc_core.results import value_columns as values
-from cdc_core.results.answer import Buffer, Located, ResultAnswer
+from cdc_core.results.answer import Buffer, ResultAnswer
 from cdc_core.results.reading_faults import UnlikeDefinition
 from cdc_core.results.result_columns import ResultColumn, type_of
+from cdc_core.results.row_packets import Located
 from tests.lab.refusals import raises
 
 _PROPERTY = settings(max_examples=300)
@@ -78,8 +79,8 @@ def received(
     ended = False
     while not ended:
         located, ended = answer.next_batch(np.array(forms, np.int8))
-        assert len(located) or ended
-        for n in range(len(located)):
+        assert located.rows or ended
+        for n in range(located.rows):
             spans = zip(located.offset[:, n].tolist(), located.length[:, n].tolist(), strict=True)
             found.append([located.buffer[o : o + size].tobytes() if size >= 0 else None for o, size in spans])
     assert answer.packet() == EOF
