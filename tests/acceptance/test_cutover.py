@@ -301,7 +301,9 @@ def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
         mariadb_target.run(f"UPDATE {made.name}_0.orders_0 SET n = 6 WHERE id = 1000")
         changed = made.cutover("run", "shop.yaml", code=4)["error"]
         assert (changed["code"], "1 rows of orders differ" in changed["what"]) == ("verify.differs", True)
-        assert [step["state"] for step in made.cutover("status", "shop.yaml")["steps"]] == ["PREPARED", "CHASE"]
+        status = made.cutover("status", "shop.yaml")
+        assert [step["state"] for step in status["steps"]] == ["PREPARED", "CHASE"]
+        assert changed["what"] in status["last_error"], "why it does not continue"
 
         mariadb_target.run(f"UPDATE {made.name}_0.orders_0 SET n = 5 WHERE id = 1000",
                            f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")  # fmt: skip

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from cdc_core.errors import DataAtRisk, NotCaughtUp, Refused, RetryLater, RolledBack, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, NotCaughtUp, Refused, RetryLater, RolledBack, UsageError
 from cdc_core.meta import Cutover, Lease
 from cdc_core.model.windows import age_us
 from cdc_core.operations.cutover import hooks
@@ -76,6 +76,18 @@ def run(work: CutoverWork, lease: Lease, *, rehearse: bool = False) -> Cutover:
     moving.undo_held("another process left it half done")
     if moving.cutover.details.get("rehearsal", False) != rehearse:
         moving.to(moving.state, rehearsal=rehearse)
+    try:
+        return _attempted(moving, rehearse=rehearse)
+    except LockstepError as error:
+        if moving.state in (State.PREPARED, State.CHASE):  # for whoever asks later why it is open
+            keep = partial(moving.to, moving.state, error=str(error), patience_s=0.0)
+            unless_it_fails(work, "why the cutover does not continue is not written down", keep, None)
+        raise
+
+
+def _attempted(moving: Moving, *, rehearse: bool) -> Cutover:
+    """From PREPARED or CHASE. Raises as `run`."""
+    work = moving.work
     work.way_back.check()
     prepared = prepare(work)
     since, seen = prepared.since, prepared.seen
