@@ -55,6 +55,7 @@ def test_rows_that_another_pipeline_has_truncated_can_be_inserted(table: Table) 
     assert table.query(f"SELECT version FROM {truncates} WHERE table_name = 'another'") == [(ahead,)]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_server_that_ends_the_session_is_asked_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(connection: Any, *_: object) -> set[str]:
         with connection.cursor() as cursor:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -257,24 +257,25 @@ def change_states(
     """Notes for each physical table what `change` makes of its state, while nobody writes to it; None: no change.
     Yields each with its state afterwards. Safe to repeat. Raises RetryLater (target.busy) when a write to a table does
     not end, and as `states`."""
-    for cursor, database, tables in alone(target, logical):
-        with translating(database):
-            states_of = states_in(cursor, database)
-            changes = [
-                (name, place, change(name, place, states_of.get(place.table, NOTHING))) for name, place in tables
-            ]
-            if any(after is not None for _, _, after in changes):
-                create(cursor, database, (STATES,))
-            for name, place, after in changes:
-                before = states_of.get(place.table)
-                if after is not None:
-                    note(cursor, database, place.table, before, after)
-                yield name, place, after or before or NOTHING
+    with closing(alone(target, logical)) as places:
+        for cursor, database, tables in places:
+            with translating(database):
+                states_of = states_in(cursor, database)
+                changes = [
+                    (name, place, change(name, place, states_of.get(place.table, NOTHING))) for name, place in tables
+                ]
+                if any(after is not None for _, _, after in changes):
+                    create(cursor, database, (STATES,))
+                for name, place, after in changes:
+                    before = states_of.get(place.table)
+                    if after is not None:
+                        note(cursor, database, place.table, before, after)
+                    yield name, place, after or before or NOTHING
 
 
-def alone(target: MysqlTarget, logical: Collection[str]) -> Iterator[tuple[Any, str, list[PlacedTable]]]:
+def alone(target: MysqlTarget, logical: Collection[str]) -> Generator[tuple[Any, str, list[PlacedTable]]]:
     """The tables of one database after the other, while nobody else writes to them: a cursor, the database, and the
-    tables with their logical names."""
+    tables with their logical names. To be closed, which ends the session and its locks."""
     for reference, tables in by_server(target, placed_tables(target, logical)):
         with altering_session(resolve(reference), reference) as connection, connection.cursor() as cursor:
             cursor.execute(f"SET SESSION wait_timeout = {_IDLE_S}")

@@ -15,6 +15,7 @@ versions there.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from typing import Any
 
 from cdc_core.config import MysqlTarget
@@ -32,15 +33,16 @@ _AT_ONCE = 100_000
 def take_over(target: MysqlTarget, logical: Sequence[str], sources: Collection[str]) -> None:
     """Makes the versions of all other sources than these count as older. Safe to repeat, also after half of it was
     done. Raises as table_states.change_states."""
-    for cursor, database, tables in alone(target, logical):
-        names = [place.table for _, place in tables]
-        there = ours_beside(cursor.connection, database, names)
-        for name in names:
-            for beside in (tombstones_table(name), versions_table(name)):
-                if beside in there:
-                    _age(cursor, f"{quote(database)}.{quote(beside)}", VERSION_COLUMN, sources)
-            if TRUNCATES in there:
-                _age(cursor, f"{quote(database)}.{quote(TRUNCATES)}", "version", sources, name)
+    with closing(alone(target, logical)) as places:
+        for cursor, database, tables in places:
+            names = [place.table for _, place in tables]
+            there = ours_beside(cursor.connection, database, names)
+            for name in names:
+                for beside in (tombstones_table(name), versions_table(name)):
+                    if beside in there:
+                        _age(cursor, f"{quote(database)}.{quote(beside)}", VERSION_COLUMN, sources)
+                if TRUNCATES in there:
+                    _age(cursor, f"{quote(database)}.{quote(TRUNCATES)}", "version", sources, name)
 
 
 def _age(cursor: Any, table: str, version: str, sources: Collection[str], of: str = "") -> None:

@@ -68,8 +68,9 @@ def test_a_new_file_that_another_process_is_writing_is_waited_for(
         writer.execute("BEGIN IMMEDIATE")
         error = refusal(lambda: Meta.open(url_of(path), "line", busy_timeout_s=0.1))
         assert (severity(type(error)), error.code) == (RetryLater, "meta.busy")
-        monkeypatch.setattr(time, "sleep", lambda _seconds: writer.in_transaction and writer.execute("COMMIT"))
-        Meta.open(url_of(path), "line").close()
+        with monkeypatch.context() as patched:  # another thread that sleeps later may find the writer closed
+            patched.setattr(time, "sleep", lambda _seconds: writer.in_transaction and writer.execute("COMMIT"))
+            Meta.open(url_of(path), "line").close()
 
 
 def test_a_file_that_gets_its_tables_from_another_while_it_is_looked_at_is_opened(
