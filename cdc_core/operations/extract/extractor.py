@@ -288,8 +288,7 @@ class Extractor:
         self._leaving.set()
         until_s = time.monotonic() + FINISH_S
         while time.monotonic() < until_s and not self._ring.drained:
-            if (taken := self._ring.take(timeout_s=POLL_S)) is not None:
-                self._add(taken.blocks, self._clock.now_us)
+            self._add(self._ring.take(timeout_s=POLL_S), self._clock.now_us)
         if not self._stager.inside_transaction:
             self._stager.commit()
 
@@ -392,9 +391,8 @@ class Extractor:
     def _take(self, now_us: int, timeout_s: float) -> bool:
         """Move what the ring holds into the stager; False when nothing came within the time."""
         with uninterrupted():
-            taken = self._ring.take(timeout_s=timeout_s)
-            if taken is not None:
-                self._add(taken.blocks, now_us)
+            if taken := self._ring.take(timeout_s=timeout_s):
+                self._add(taken, now_us)
                 return True
             if self._ring.starved:
                 self._stager.release()

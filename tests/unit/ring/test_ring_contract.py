@@ -26,6 +26,16 @@ def point(entries: int, ts: int, file: str = "binlog.000001") -> AckPoint:
     return AckPoint(file, at(entries).offset, ts)
 
 
+def end_of(blocks) -> Position:
+    return blocks[-1].end
+
+
+def last(blocks) -> AckPoint:
+    """The boundary that acks all of a take."""
+    end = end_of(blocks)
+    return AckPoint(end.file, end.offset, int(blocks[-1].entries.commit_ts_us[-1]))
+
+
 def cursors(ring: Ring) -> tuple[int, int, int]:
     stats = ring.stats()
     return stats.acked, stats.taken, stats.published
@@ -41,40 +51,35 @@ def test_the_byte_limit_is_one_memory_unit_for_each_item_unless_given():
     assert Ring(8).size_bytes == 8 * MEMORY_UNIT
 
 
-def test_blocks_come_out_in_order_and_complete_with_their_range():
+def test_blocks_come_out_in_order_and_complete():
     ring = Ring(64)
     first, second = transactions(2), transactions(3, at(2), first_ts=200)
     ring.put(first)
     ring.put(second)
-    taken = ring.take()
-    assert taken.blocks == (first, second)
-    assert (taken.range.start, taken.range.end) == (START, at(5))
-    assert taken.range.last == taken.range.ack == point(5, 202)
-    assert not taken.range.continues
-    assert (taken.items, taken.size_bytes) == (10, 5000)
+    assert ring.take() == (first, second)
+    assert cursors(ring) == (0, 10, 10)
+    ring.ack(point(5, 202))
+    assert cursors(ring) == (10, 10, 10)
 
 
 def test_a_block_larger_than_the_whole_ring_is_accepted_alone_and_counted():
     ring = Ring(4, 1024)
     huge = block([Made(rows=50, size_bytes=10_000), Made(rows=50, size_bytes=10_000)], START)
-    assert ring.try_put(huge)
-    assert not ring.try_put(transactions(1, at(2)))
+    assert ring.put(huge, timeout_s=0)
+    assert not ring.put(transactions(1, at(2)), timeout_s=0)
     assert ring.stats().oversized == 1
-    taken = ring.take()
-    ring.ack(taken.range.last)
-    assert ring.try_put(transactions(1, at(2)))
+    ring.ack(last(ring.take()))
+    assert ring.put(transactions(1, at(2)), timeout_s=0)
     assert ring.stats().oversized == 1
 
 
-def test_an_entry_of_ddl_is_taken_alone_where_isolation_is_on():
+def test_an_entry_of_ddl_is_taken_alone():
     kinds = [Made(rows=1, ts=1), Made(kind=DDL, rows=0, ts=2), Made(kind=DDL, rows=0, ts=3), Made(rows=1, ts=4)]
-    isolating, other = Ring(64), Ring(64, ddl_isolation=False)
-    for ring in (isolating, other):
-        ring.put(block(kinds[:3], START))
-        ring.put(block(kinds[3:], at(3)))
-    assert [isolating.take().range.end for _ in range(4)] == [at(1), at(2), at(3), at(4)]
-    assert isolating.try_take() is None
-    assert other.take().range.end == at(4)
+    ring = Ring(64)
+    ring.put(block(kinds[:3], START))
+    ring.put(block(kinds[3:], at(3)))
+    assert [end_of(ring.take()) for _ in range(4)] == [at(1), at(2), at(3), at(4)]
+    assert ring.take(timeout_s=0) == ()
 
 
 def test_acking_pieces_that_end_at_one_place_acks_all_that_were_taken():
@@ -85,11 +90,9 @@ def test_acking_pieces_that_end_at_one_place_acks_all_that_were_taken():
         ring.put(replace(piece, entries=replace(piece.entries, end=piece.entries.begin)))
     taken = ring.take()
     ring.put(block([Made(rows=1, ts=9)], at(2)))
-    ring.ack(taken.range.last)
+    ring.ack(point(2, 9))
     assert ring.stats().depth_items == 2
-    assert ring.resume_position == at(1)
-    ring.ack(ring.take().range.last)
-    assert ring.resume_position == at(3)
+    assert [len(piece.entries) for piece in taken] == [2, 1, 1, 1]
 
 
 def test_a_block_that_leaves_a_gap_is_refused_and_publishes_nothing():
@@ -115,8 +118,8 @@ def test_a_closed_ring_gives_out_what_it_holds_and_then_says_that_it_is_drained(
     assert not ring.drained
     taken = ring.take()
     assert ring.drained
-    assert ring.take() is None
-    ring.ack(taken.range.last)
+    assert ring.take() == ()
+    ring.ack(last(taken))
     with pytest.raises(RingClosed):
         ring.put(transactions(1, at(2)))
 
@@ -173,12 +176,12 @@ def test_a_take_that_waits_goes_on_when_something_is_put():
     waiting(ring, "take")
     ring.put(transactions(1))
     thread.join(20)
-    assert results[0].range.end == at(1)
+    assert end_of(results[0]) == at(1)
 
 
 def test_put_and_take_give_up_after_their_timeout():
     ring = Ring(4)
-    assert ring.take(timeout_s=0.01) is None
+    assert ring.take(timeout_s=0.01) == ()
     ring.put(transactions(2))
     assert not ring.put(transactions(1, at(2)), timeout_s=0.01)
     stats = ring.stats()
@@ -187,7 +190,7 @@ def test_put_and_take_give_up_after_their_timeout():
     assert stats.take_wait_s > 0
 
 
-def test_a_take_from_a_starved_ring_returns_none_at_once_even_without_a_timeout():
+def test_a_take_from_a_starved_ring_returns_at_once_even_without_a_timeout():
     ring = Ring(4)
     ring.put(transactions(2))
     taken = ring.take()
@@ -195,9 +198,9 @@ def test_a_take_from_a_starved_ring_returns_none_at_once_even_without_a_timeout(
     waiting(ring, "take")
     producer, put = background(lambda: ring.put(transactions(1, at(2))))
     consumer.join(20)
-    assert results == [None]
+    assert results == [()]
     assert ring.starved
-    ring.ack(taken.range.last)
+    ring.ack(last(taken))
     producer.join(20)
     assert put == [True]
     assert not ring.starved
@@ -209,8 +212,8 @@ def test_a_take_waits_for_the_put_that_an_ack_made_room_for():
     taken = ring.take()
     producer, _ = background(lambda: ring.put(transactions(1, at(2))))
     waiting(ring, "put")
-    ring.ack(taken.range.last)
-    assert ring.take() is not None
+    ring.ack(last(taken))
+    assert ring.take()
     producer.join(20)
 
 
@@ -227,4 +230,4 @@ def test_an_end_or_an_error_wakes_the_side_that_waits(side, error):
     if error:
         assert results == [error]
     else:
-        assert results == [None] if side == "take" else isinstance(results[0], RingClosed)
+        assert results == [()] if side == "take" else isinstance(results[0], RingClosed)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cdc_core.errors import InternalError
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Position
-from cdc_core.ring import AckPoint, Edge, Ring
+from cdc_core.ring import AckPoint, Ring
 from tests.lab.made_blocks import ENTRY_BYTES, Made, block
 
 KINDS = st.sampled_from(list(EntryKind))
@@ -26,22 +26,13 @@ ENTRY = st.builds(
 class RingAgainstAList(RuleBasedStateMachine):
     """The model: a list of all entries ever published, and three indexes into it."""
 
-    @initialize(
-        items=st.sampled_from([1, 8, 32]),
-        size=st.sampled_from([1024, 8192]),
-        mode=st.sampled_from(["items", "both"]),
-        isolation=st.booleans(),
-    )
-    def make(self, items, size, mode, isolation):
-        self.ring = Ring(items, size, mode=mode, ddl_isolation=isolation)
-        self.limit_items = items
-        self.limit_bytes = size if mode == "both" else 10**12
-        self.isolation = isolation
+    @initialize(items=st.sampled_from([1, 8, 32]), size=st.sampled_from([1024, 8192, 1 << 20]))
+    def make(self, items, size):
+        self.ring = Ring(items, size)
+        self.limit_items, self.limit_bytes = items, size
         self.entries: list[tuple[Made, Position, Position]] = []
         self.acked = self.taken = 0
         self.next = Position(0, "binlog.000001", 4)
-        self.resume: Position | None = None
-        self.base = self.next
 
     def weigh(self, start: int, stop: int) -> tuple[int, int]:
         chosen = [made for made, _, _ in self.entries[start:stop]]
@@ -62,9 +53,8 @@ class RingAgainstAList(RuleBasedStateMachine):
         more_bytes = sum(transaction.size_bytes for transaction in made)
         empty = self.acked == len(self.entries)
         fits = empty or (items + more_items <= self.limit_items and size + more_bytes <= self.limit_bytes)
-        assert self.ring.try_put(block(made, begin, end=end)) is fits
+        assert self.ring.put(block(made, begin, end=end), timeout_s=0) is fits
         if fits:
-            self.resume = self.resume or begin
             for index, transaction in enumerate(made):
                 start = Position(0, begin.file, begin.offset + ENTRY_BYTES * index)
                 last = index == len(made) - 1
@@ -72,47 +62,32 @@ class RingAgainstAList(RuleBasedStateMachine):
                 self.entries.append((transaction, start, stop))
             self.next = end
 
-    @rule(max_items=st.one_of(st.none(), st.integers(1, 12)), max_bytes=st.one_of(st.none(), st.integers(1, 7000)))
-    def take(self, max_items, max_bytes):
+    @rule()
+    def take(self):
         stop = self.taken
         while stop < len(self.entries):
-            items, size = self.weigh(self.taken, stop + 1)
             is_ddl = self.entries[stop][0].kind == EntryKind.DDL
-            first = stop == self.taken
-            over = (max_items is not None and items > max_items) or (max_bytes is not None and size > max_bytes)
-            if not first and (over or (is_ddl and self.isolation)):
+            if is_ddl and stop > self.taken:
                 break
             stop += 1
-            if is_ddl and self.isolation:
+            if is_ddl:
                 break
-        got = self.ring.try_take(max_items, max_bytes)
+        got = self.ring.take(timeout_s=0)
         if stop == self.taken:
-            assert got is None
+            assert got == ()
             return
-        assert got.range.start == self.entries[self.taken][1]
-        assert got.range.end == self.entries[stop - 1][2]
-        assert got.range.last == self.boundary(stop - 1)
-        whole = [i for i in range(self.taken, stop) if self.entries[i][0].kind != EntryKind.PART]
-        assert got.range.ack == (self.boundary(whole[-1]) if whole else None)
-        assert got.range.continues == (self.entries[stop - 1][0].kind == EntryKind.PART)
-        assert (got.items, got.size_bytes) == self.weigh(self.taken, stop)
-        assert np.concatenate([taken_block.entries.rows for taken_block in got.blocks]).tolist() == [
+        assert (got[0].begin, got[-1].end) == (self.entries[self.taken][1], self.entries[stop - 1][2])
+        assert np.concatenate([taken_block.entries.rows for taken_block in got]).tolist() == [
             made.rows for made, _, _ in self.entries[self.taken : stop]
         ]
         self.taken = stop
-
-    def move_ack(self, index: int) -> None:
-        for made, _, end in self.entries[self.acked : index + 1]:
-            if made.kind != EntryKind.PART:
-                self.resume = end
-        self.acked = index + 1
 
     @precondition(lambda self: self.acked < self.taken)
     @rule(data=st.data())
     def ack(self, data):
         index = data.draw(st.integers(self.acked, self.taken - 1))
         self.ring.ack(self.boundary(index))
-        self.move_ack(index)
+        self.acked = index + 1
 
     @rule(
         index=st.integers(0, 60),
@@ -132,39 +107,10 @@ class RingAgainstAList(RuleBasedStateMachine):
         with pytest.raises(InternalError):
             self.ring.ack(wrong)
 
-    @precondition(lambda self: self.taken > 0)
-    @rule(data=st.data(), shift=st.sampled_from([0, 1]))
-    def clean_until(self, data, shift):
-        index = data.draw(st.integers(0, self.taken - 1))
-        end = self.entries[index][2]
-        position = Position(0, end.file, end.offset + shift)
-        taken = self.entries[self.taken - 1][2] if self.taken > self.acked else self.acked_position()
-        if position > taken:
-            with pytest.raises(InternalError):
-                self.ring.clean_until(position)
-            return
-        before = self.weigh(0, self.acked)[0]
-        freed = self.ring.clean_until(position)
-        reached = [i for i in range(self.acked, self.taken) if self.entries[i][2] <= position]
-        if reached:
-            self.move_ack(reached[-1])
-        assert freed == self.weigh(0, self.acked)[0] - before
-
     @rule()
     def rollback(self):
-        assert self.ring.rollback() == (self.acked_position() if self.resume else None)
+        self.ring.rollback()
         self.taken = self.acked
-
-    @rule()
-    def clear(self):
-        self.ring.clear()
-        self.acked = self.taken = len(self.entries)
-        self.next = self.base = self.resume or self.next
-
-    def acked_position(self) -> Position:
-        if self.acked < len(self.entries):
-            return self.entries[self.acked][1]
-        return self.next
 
     @invariant()
     def agrees(self):
@@ -174,11 +120,6 @@ class RingAgainstAList(RuleBasedStateMachine):
         assert (stats.acked, stats.taken) == (self.weigh(0, self.acked)[0], self.weigh(0, self.taken)[0])
         assert stats.published == self.weigh(0, published)[0]
         assert (stats.depth_items, stats.depth_bytes) == self.weigh(self.acked, published)
-        assert self.ring.resume_position == self.resume
-        edges = self.ring.first_position(), self.ring.latest_position()
-        held = self.acked < published
-        expected = (Edge(self.acked_position(), held), Edge(self.next, held)) if self.resume else (None, None)
-        assert edges == expected
 
 
 TestRingAgainstAList = RingAgainstAList.TestCase
@@ -213,10 +154,9 @@ def test_two_threads_lose_nothing_and_keep_the_order():
     acked: list[int] = []
     pending: list[tuple[AckPoint, list[int]]] = []
     while True:
-        taken = ring.take(max_items=choices.choice([None, 1, 20]), timeout_s=choices.choice([None, 0.001]))
-        if taken is not None:
-            stamps = [int(ts) for taken_block in taken.blocks for ts in taken_block.entries.commit_ts_us]
-            pending.append((taken.range.last, stamps))
+        if taken := ring.take(timeout_s=choices.choice([None, 0.001])):
+            stamps = [int(ts) for taken_block in taken for ts in taken_block.entries.commit_ts_us]
+            pending.append((AckPoint(taken[-1].end.file, taken[-1].end.offset, stamps[-1]), stamps))
         must = ring.starved or ring.drained
         if pending and choices.random() < 0.05 and not must:
             ring.rollback()
