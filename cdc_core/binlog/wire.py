@@ -20,13 +20,13 @@ def malformed(what: str, where: str) -> DataAtRisk:
 
 
 class WireCursor:
-    """Reads `data` from `at` on. `what` and `where` name the event in errors."""
+    """Reads `data`; `at`: up to where. `what` and `where` name the event in errors."""
 
     __slots__ = ("at", "data", "what", "where")
 
-    def __init__(self, data: bytes, what: str, where: str, at: int = 0) -> None:
+    def __init__(self, data: bytes, what: str, where: str) -> None:
         self.data = data
-        self.at = at
+        self.at = 0
         self.what = what
         self.where = where
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from cdc_core.model.windows import from_us
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 batch`, `2,000 batches`. plural: where an s (after s, x, ch and sh: es) does not make it."""
+def counted(number: int, noun: str) -> str:
+    """`1 batch`, `2,000 batches`: the plural has an s, after s, x, ch and sh es."""
     if number == 1:
         return f"1 {noun}"
     ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
-    return f"{number:,} {plural or noun + ending}"
+    return f"{number:,} {noun}{ending}"
 
 
 def some_of(names: Sequence[str], most: int, noun: str = "") -> str:

@@ -82,7 +82,6 @@ class Extractor:
         opened: OpenPipeline,
         source: str,
         *,
-        scratch: Path | None = None,
         accept: Iterable[tuple[str, int]] = (),
         abandon: tuple[str, int] | None = None,
     ) -> None:
@@ -95,7 +94,6 @@ class Extractor:
         self._pipeline = pipeline
         self._source = pipeline.source(source)
         self._meta = opened.meta
-        self._scratch = scratch
         self._cleanup = ExitStack()
         self._attached = ExitStack()
         self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
@@ -145,7 +143,7 @@ class Extractor:
             source.name, self._opened.holder, pipeline.limits.lease_s, ring=self._ring_depth, lost=self._lost
         )
         self._lease = opened.enter_context(held)
-        self._temporary = self._scratch or Path(
+        self._temporary = Path(
             opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True))
         )
         opened.callback(lambda: self._attached.close())
