@@ -67,11 +67,6 @@ class Compactions:
             bisect_right(compaction.batches, place, key=lambda batch: batch.begin.position.seq) - 1
         ]
 
-    def path_of(self, part: Part) -> str:
-        """The path of the file that has the rows of a batch's part now."""
-        other = self.instead_of(part.path, part.table, part.schema_id, part.max_seq)
-        return part.path if other is None else other.path
-
     def instead_of(self, path: str, table: str, schema_id: str, max_seq: int) -> Part | None:
         """The file that has the rows of a batch's part, among others; None if the part is read itself."""
         name = parse_part(path)
