@@ -19,7 +19,7 @@ class AckPoint:
 
 @dataclass(frozen=True, slots=True)
 class RingStats:
-    """Depth is what is published and not acked; waits are calls that had to wait, and the seconds they did."""
+    """The cursors; depth: what is published and not acked. waits: calls that had to wait."""
 
     published: int
     taken: int
@@ -28,8 +28,5 @@ class RingStats:
     depth_bytes: int
     high_water_items: int
     high_water_bytes: int
-    oversized: int
     put_waits: int
-    put_wait_s: float
     take_waits: int
-    take_wait_s: float

@@ -23,7 +23,7 @@ Theory of operation
     fail(error)    .          .                 .           (puts and takes raise the error, on both sides)
 
     A block of more items or bytes than the whole ring is accepted alone, when nothing unacknowledged is held: it
-    is in memory already, and refusing it would stop the source for good. `stats().oversized` counts these.
+    is in memory already, and refusing it would stop the source for good.
 
     A transaction larger than a block comes as PART entries. Their ends are boundaries too: acking one frees its
     memory. An entry of DDL is taken alone, so that what comes after it can be treated by its definition.
@@ -37,8 +37,6 @@ Theory of operation
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import dataclass
 
 from cdc_core.errors import InternalError, UsageError, defect
 from cdc_core.model.block import Block
@@ -51,19 +49,6 @@ MEMORY_UNIT = 1024
 
 class RingClosed(InternalError):
     """A put into a closed ring: the consumer has ended, or the producer closed too early. Nothing was published."""
-
-
-@dataclass(slots=True)
-class _Account:
-    """Statistics beside the cursors: high water, and waits of each side."""
-
-    high_items: int = 0
-    high_bytes: int = 0
-    oversized: int = 0
-    put_waits: int = 0
-    put_wait_s: float = 0.0
-    take_waits: int = 0
-    take_wait_s: float = 0.0
 
 
 class Ring:
@@ -86,7 +71,8 @@ class Ring:
         self.items = items
         self.size_bytes = limit
         self._at = Cursors()
-        self._account = _Account()
+        self._high_items = self._high_bytes = 0
+        self._put_waits = self._take_waits = 0
         self._waiting: RingBlock | None = None  # the block that a put waits to publish
         self._closed = False
         self._error: BaseException | None = None
@@ -175,20 +161,17 @@ class Ring:
 
     def stats(self) -> RingStats:
         with self._lock:
-            at, account = self._at, self._account
+            at = self._at
             return RingStats(
                 published=at.published,
                 taken=at.taken,
                 acked=at.acked,
                 depth_items=at.depth_items,
                 depth_bytes=at.depth_bytes,
-                high_water_items=account.high_items,
-                high_water_bytes=account.high_bytes,
-                oversized=account.oversized,
-                put_waits=account.put_waits,
-                put_wait_s=account.put_wait_s,
-                take_waits=account.take_waits,
-                take_wait_s=account.take_wait_s,
+                high_water_items=self._high_items,
+                high_water_bytes=self._high_bytes,
+                put_waits=self._put_waits,
+                take_waits=self._take_waits,
             )
 
     # Inside: the lock is held
@@ -237,24 +220,20 @@ class Ring:
     def _wait_for_room(self, held: RingBlock, timeout_s: float | None) -> bool:
         if timeout_s is not None and timeout_s <= 0:
             return False
-        began = time.monotonic()
-        self._account.put_waits += 1
+        self._put_waits += 1
         self._waiting = held
         self._data.notify_all()  # a consumer that waits may be starved from now on
         try:
             self._room.wait_for(lambda: self._fits(held) or self._closed, timeout_s)
         finally:
             self._waiting = None
-            self._account.put_wait_s += time.monotonic() - began
         self._check_put(held.block)
         return self._fits(held)
 
     def _publish(self, held: RingBlock) -> None:
-        account = self._account
         self._at.publish(held)
-        account.oversized += int(held.items[-1]) > self.items or int(held.sizes[-1]) > self.size_bytes
-        account.high_items = max(account.high_items, self._at.depth_items)
-        account.high_bytes = max(account.high_bytes, self._at.depth_bytes)
+        self._high_items = max(self._high_items, self._at.depth_items)
+        self._high_bytes = max(self._high_bytes, self._at.depth_bytes)
         self._data.notify_all()
 
     def _wait_for_data(self, timeout_s: float | None) -> bool:
@@ -262,9 +241,7 @@ class Ring:
             return not self._nothing_left() or self._starved() or self._closed
 
         if (timeout_s is None or timeout_s > 0) and not ready():
-            began = time.monotonic()
-            self._account.take_waits += 1
+            self._take_waits += 1
             self._data.wait_for(ready, timeout_s)
-            self._account.take_wait_s += time.monotonic() - began
         self._check_error()
         return not self._nothing_left()

@@ -62,15 +62,13 @@ def test_blocks_come_out_in_order_and_complete():
     assert cursors(ring) == (10, 10, 10)
 
 
-def test_a_block_larger_than_the_whole_ring_is_accepted_alone_and_counted():
+def test_a_block_larger_than_the_whole_ring_is_accepted_alone():
     ring = Ring(4, 1024)
     huge = block([Made(rows=50, size_bytes=10_000), Made(rows=50, size_bytes=10_000)], START)
     assert ring.put(huge, timeout_s=0)
     assert not ring.put(transactions(1, at(2)), timeout_s=0)
-    assert ring.stats().oversized == 1
     ring.ack(last(ring.take()))
     assert ring.put(transactions(1, at(2)), timeout_s=0)
-    assert ring.stats().oversized == 1
 
 
 def test_an_entry_of_ddl_is_taken_alone():
@@ -184,10 +182,7 @@ def test_put_and_take_give_up_after_their_timeout():
     assert ring.take(timeout_s=0.01) == ()
     ring.put(transactions(2))
     assert not ring.put(transactions(1, at(2)), timeout_s=0.01)
-    stats = ring.stats()
-    assert (stats.put_waits, stats.take_waits) == (1, 1)
-    assert stats.put_wait_s > 0
-    assert stats.take_wait_s > 0
+    assert (ring.stats().put_waits, ring.stats().take_waits) == (1, 1)
 
 
 def test_a_take_from_a_starved_ring_returns_at_once_even_without_a_timeout():
