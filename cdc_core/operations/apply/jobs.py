@@ -42,7 +42,6 @@ LOCAL_CONF: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     # The workers need the packages of this Python.
     "spark.pyspark.python": sys.executable,
-    "spark.python.daemon.module": "spark_jobs.worker_daemon",
 }
 """For a local master: no ports open to the network, and a start that is seconds shorter. The just-in-time compiler
 stops at its first level, which suits short jobs; a pipeline with large runs sets extraJavaOptions in `spark.conf`."""
