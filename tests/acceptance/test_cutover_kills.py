@@ -53,6 +53,9 @@ from tests.lab.forked_commands import ForkedCommands
 
 pytestmark = pytest.mark.spark
 
+PATIENCE_S = 400
+"""For each half of a cutover beside an application that writes all the time; usually half a minute is enough."""
+
 
 @contextmanager
 def meta_of(postgres: Any, made: Shop) -> Iterator[None]:
@@ -192,10 +195,10 @@ def test_whatever_is_killed_a_cutover_ends_switched_or_rolled_back(
             )  # fmt: skip
             try:
                 if case.killed == PAUSED:
-                    made.until(lambda: flag.exists() or started.ended, 180)
+                    made.until(lambda: flag.exists() or started.ended, PATIENCE_S)
                     settled(made, there=there)
                     os.kill(started.pid, signal.SIGCONT)
-                made.until(lambda: started.ended, 240)
+                made.until(lambda: started.ended, PATIENCE_S)
             finally:
                 started.kill()
         if case.killed == COMMAND:
