@@ -57,8 +57,7 @@ class Cursors:
     """The held blocks and the three cursors.
 
     bytes_published, bytes_acked: the cursors' twins in bytes.
-    latest:         after the newest published entry.
-    acked_position: after the last acked entry; where the first block begins before any ack.
+    latest: after the newest published entry.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,6 @@ class Cursors:
         self.bytes_published = 0
         self.bytes_acked = 0
         self.latest: Position | None = None
-        self.acked_position: Position | None = None
 
     @property
     def taken(self) -> int:
@@ -101,7 +99,7 @@ class Cursors:
         self._held.append(held)
         self.published += int(held.items[-1])
         self.bytes_published += int(held.sizes[-1])
-        self.latest, self.acked_position = block.end, self.acked_position or block.begin
+        self.latest = block.end
 
     def rollback(self) -> None:
         self._taken = RingCursor(0, self._acked.entry, self._acked.item)
@@ -149,7 +147,6 @@ class Cursors:
             held = self._held[0]
             start = self._acked.entry
             stop = entry + 1 if k == index else held.count
-            self.acked_position = held.block.position_after(stop - 1)
             self._acked.item += int(held.items[stop] - held.items[start])
             self.bytes_acked += int(held.sizes[stop] - held.sizes[start])
             if stop == held.count:

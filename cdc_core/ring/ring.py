@@ -134,7 +134,7 @@ class Ring:
             if found is None:
                 raise defect(
                     f"{point} is not an entry boundary between the acknowledged and the taken position.",
-                    where=f"acked up to {self._at.acked_position}",
+                    where=f"{self._at.acked} items acked, {self._at.taken} taken",
                     first="nothing moved; run again",
                 )
             self._at.free(found)

@@ -14,6 +14,7 @@ from cdc_core.model.block import Block, Entries, EntryGtids, EntryKind, TableRow
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import absent_text, staged_schema
+from cdc_core.ring import AckPoint
 
 ENTRY_BYTES = 100
 """Bytes of log that each made entry covers."""
@@ -130,3 +131,9 @@ def _tables(made: Sequence[Made], source: str, begin: Position, seqs: Sequence[i
         )
         for (logical, _), (schema, records, entry) in rows.items()
     )
+
+
+def last_of(blocks: Sequence[Block]) -> AckPoint:
+    """The boundary that acks all of a take."""
+    end = blocks[-1].end
+    return AckPoint(end.file, end.offset, int(blocks[-1].entries.commit_ts_us[-1]))

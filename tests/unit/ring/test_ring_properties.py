@@ -15,7 +15,7 @@ from cdc_core.errors import InternalError
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Position
 from cdc_core.ring import AckPoint, Ring
-from tests.lab.made_blocks import ENTRY_BYTES, Made, block
+from tests.lab.made_blocks import ENTRY_BYTES, Made, block, last_of
 
 KINDS = st.sampled_from(list(EntryKind))
 ENTRY = st.builds(
@@ -156,7 +156,7 @@ def test_two_threads_lose_nothing_and_keep_the_order():
     while True:
         if taken := ring.take(timeout_s=choices.choice([None, 0.001])):
             stamps = [int(ts) for taken_block in taken for ts in taken_block.entries.commit_ts_us]
-            pending.append((AckPoint(taken[-1].end.file, taken[-1].end.offset, stamps[-1]), stamps))
+            pending.append((last_of(taken), stamps))
         must = ring.starved or ring.drained
         if pending and choices.random() < 0.05 and not must:
             ring.rollback()
