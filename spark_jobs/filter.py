@@ -33,6 +33,7 @@ from cdc_core.model.merged_columns import (
     MergedOp,
     RowClass,
 )
+from cdc_core.model.places import rows_where
 from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.run_plan import FilterCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.staged_columns import OP
@@ -223,7 +224,7 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
             for count in pc.value_counts(rows.column(CLASS)).to_pylist():
                 classes[count["values"]] += count["counts"]
             stale = pc.equal(rows.column(CLASS), RowClass.STALE)
-            kept = rows.filter(pc.invert(stale))
+            kept = rows_where(rows, pc.invert(stale))
             if kept.num_rows:
                 keep(merged.filtered, kept.drop_columns([REASON]), destination.key)
             if kept.num_rows < rows.num_rows:

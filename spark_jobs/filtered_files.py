@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.model.merged_columns import SHARD
+from cdc_core.model.places import rows_where
 from cdc_core.stage.objects import ObjectStore
 
 RUN_BYTES = 64 << 20
@@ -131,7 +132,7 @@ def _rows_in(file: pq.ParquetFile, groups: Sequence[int], shard: int, rows: int)
     for group in groups:
         for batch in file.iter_batches(rows, row_groups=[group]):
             mine = pc.equal(batch.column(SHARD), shard)
-            batch = batch if mine.true_count == batch.num_rows else batch.filter(mine)
+            batch = rows_where(batch, mine)
             if batch.num_rows:
                 yield batch
 

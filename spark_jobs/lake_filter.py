@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_core.lake.data_files import in_order
 from cdc_core.lake.mirror import Mirror, judged
 from cdc_core.model.merged_columns import CLASS, FILTER_ONLY, REASON, RowClass
+from cdc_core.model.places import in_order, rows_where
 from cdc_core.model.run_plan import counts_path, counts_to_bytes
 from spark_jobs.filtered_parts import FilteredPart, counts_of, latest_of
 from spark_jobs.job import Job, log
@@ -85,7 +85,7 @@ def _kept(rows: pa.Table, latest: dict[str, int], mirror: Mirror, piece: _Merged
     stale = pc.equal(rows.column(CLASS), RowClass.STALE)
     paths = []
     for folder, some, other in (
-        (piece.filtered, rows.filter(pc.invert(stale)), REASON),
+        (piece.filtered, rows_where(rows, pc.invert(stale)), REASON),
         (piece.rejected, rows.filter(stale), CLASS),
     ):
         if some.num_rows or folder == piece.filtered:

@@ -18,6 +18,7 @@ from cdc_core.lake.publication import LakeSnapshot
 from cdc_core.lake.snapshots import LiveFiles
 from cdc_core.model.json_codec import parsed
 from cdc_core.model.merged_columns import MergedOp
+from cdc_core.model.places import rows_where
 from cdc_core.model.run_plan import MergeTable, lake_path
 from cdc_core.model.staged_columns import ABSENT, OP
 from cdc_core.model.version import VERSION_COLUMN, newer_or_equal_each
@@ -93,7 +94,7 @@ def outcomes(mirror: Mirror, rows: pa.Table) -> pa.StringArray:
     """What a mirror has for each written row, in the words of compare_columns."""
     keyed = np.asarray(whole(pc.not_equal(rows.column(OP), MergedOp.TRUNCATE)))
     found = np.full(rows.num_rows, _SAME)
-    mine = rows.filter(pa.array(keyed))
+    mine = rows_where(rows, keyed)
     keys, versions = mine.select(mirror.key), versions_of_rows(mine)
     upserts = np.asarray(whole(pc.equal(mine.column(OP), MergedOp.UPSERT)))
     found_rows, buried = held_rows(mirror.rows, mirror.live, keys), held_rows(mirror.tombstones, mirror.buried, keys)

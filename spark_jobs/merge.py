@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.history.history import Counts, History
@@ -25,6 +24,7 @@ from cdc_core.history.keyless_rows import each_copy
 from cdc_core.history.parts import Parts, key_links, split
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import TruncateRule
+from cdc_core.model.places import in_order
 from cdc_core.model.run_plan import MergeCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.stage.horizon import require_unpurged
 from cdc_core.stage.intact import damage
@@ -241,9 +241,7 @@ def _written(files: StepFiles, table: _Table, rows: pa.Table) -> Iterator[str]:
         pq.write_table(some, file, compression="zstd", write_statistics=False, use_dictionary=False)
 
     if rows.num_rows > FILE_ROWS and table.rule.key:
-        order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in table.rule.key])
-        if not (np.diff(order) == 1).all():  # keys of whole numbers mostly are in order
-            rows = rows.take(order)
+        rows = in_order(rows, table.rule.key)
     for low in range(0, max(rows.num_rows, 1), FILE_ROWS):
         some = rows.slice(low, FILE_ROWS)
         yield files.write(table.folder, partial(write, some if table.rule.key else each_copy(some)))

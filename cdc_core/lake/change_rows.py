@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from cdc_core.history.codes import whole
 from cdc_core.history.events import ARRIVED, TABLE
-from cdc_core.lake.data_files import KeyedFiles, LiveFile, in_order
+from cdc_core.lake.data_files import KeyedFiles, LiveFile
 from cdc_core.lake.held_rows import held_keys
 from cdc_core.lake.lake_schema import CHANGES_KEY
+from cdc_core.model.places import in_order, rows_where
 from cdc_core.model.staged_columns import INSERT, LITERAL, OP, SOURCE_TABLE, UPDATE
 
 
@@ -35,7 +36,7 @@ def new_rows(changes: ChangeRows, events: pa.Table) -> pa.Table:
     one place."""
     events = events.set_column(events.column_names.index(OP), OP, _ops(events))
     held = held_keys(changes.files, changes.live, events.select(CHANGES_KEY))
-    fresh = events.filter(pa.array(~held)) if held.any() else events
+    fresh = rows_where(events, ~held)
     made = {LITERAL: _texts(whole(fresh.column(LITERAL))), SOURCE_TABLE: fresh.column(TABLE)}
     columns = []
     for field in changes.files.columns:

@@ -25,12 +25,12 @@ from cdc_core.lake.data_files import (
     NewFile,
     deleted_rows,
     gathered,
-    in_order,
     live_rows,
     write_deletes,
     write_rows,
 )
 from cdc_core.lake.snapshots import FileChange
+from cdc_core.model.places import in_order
 
 DELETED_SHARE = 0.2
 """Measured: reading positions of 10 % of the rows costs PyIceberg nine times, DuckDB five times as much as none."""

@@ -19,7 +19,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from cdc_core.config import IcebergTarget
 from cdc_core.lake.commits import TableCommit, commit
 from cdc_core.lake.compaction import change_due, rewritten
-from cdc_core.lake.data_files import deleted_rows, in_order, live_rows, write_rows
+from cdc_core.lake.data_files import deleted_rows, live_rows, write_rows
 from cdc_core.lake.lake_tables import LOGICAL, OWNER, PROPERTIES, make_namespace, place_of, require_ours
 from cdc_core.lake.publication import LakeSnapshot
 from cdc_core.lake.snapshots import (
@@ -39,6 +39,7 @@ from cdc_core.lake.snapshots import (
     table_files,
 )
 from cdc_core.model.cut import Cut
+from cdc_core.model.places import in_order
 
 NAME = "lockstep_cuts"
 _KEY = ("published_at", "mirror")

@@ -44,7 +44,7 @@ _PATH_ID, _POS_ID = 2147483546, 2147483545
 """Field ids of position deletes, which the specification reserves."""
 _POSITIONS = pa.schema(
     [
-        pa.field("file_path", pa.string(), False, {_FIELD_ID: str(_PATH_ID).encode()}),
+        pa.field("file_path", pa.dictionary(pa.int32(), pa.string()), False, {_FIELD_ID: str(_PATH_ID).encode()}),
         pa.field("pos", pa.int64(), False, {_FIELD_ID: str(_POS_ID).encode()}),
     ]
 )
@@ -174,10 +174,17 @@ def write_deletes(files: KeyedFiles, path: str, positions: BitMap) -> NewFile:
     """The positions of the deleted rows of a data file."""
     own = f"{files.location}/{uuid.uuid4().hex}-deletes.parquet"
     found = pa.array(numbers_of(positions))
-    paths = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(found), np.int32)), [path]).cast(pa.string())
+    paths = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(found), np.int32)), [path])
     output = files.io.new_output(own)
     with output.create() as sink:
-        pq.write_table(pa.table([paths, found], schema=_POSITIONS), sink, compression="zstd")
+        pq.write_table(
+            pa.table([paths, found], schema=_POSITIONS),
+            sink,
+            compression="zstd",
+            use_dictionary=["file_path"],
+            column_encoding={"pos": "DELTA_BINARY_PACKED"},
+            store_schema=False,  # Arrow's readers would take the paths for texts by number
+        )
     return NewFile(own, len(found), len(output), {}, deletes_of=path)
 
 
@@ -301,8 +308,3 @@ def bitmap(positions: npt.NDArray[np.int64]) -> BitMap:
 
 def numbers_of(positions: BitMap) -> npt.NDArray[np.int64]:
     return np.asarray(positions.to_array()).astype(np.int64)
-
-
-def in_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The rows in the order of the key."""
-    return rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending", "at_start") for name in key]))

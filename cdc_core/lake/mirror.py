@@ -25,6 +25,7 @@ from cdc_core.lake.data_files import KeyedFiles, LiveFile, bitmap
 from cdc_core.lake.held_rows import Numbers, held_rows, shown_key
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.model.merged_columns import BORN, CLASS, ENDED_ORIGINS, LIVE_ORIGINS, REASON, MergedOp, RowClass
+from cdc_core.model.places import rows_where
 from cdc_core.model.row_versions import version_bytes
 from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, TS, LiteralEntries
 from cdc_core.model.version import (
@@ -75,7 +76,7 @@ def judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> Iter
 def _judged(mirror: Mirror, winners: pa.Table, removing: Sequence[bytes]) -> tuple[pa.Table, dict[str, int]]:
     truncates = pc.equal(winners.column(OP), MergedOp.TRUNCATE)
     keyless = np.asarray(whole(truncates))
-    rows = winners.filter(pc.invert(truncates))
+    rows = rows_where(winners, pc.invert(truncates))
     _require_keys(mirror, rows)
     _require_one_live(mirror, rows)
     keys = rows.select(mirror.key)
@@ -290,13 +291,16 @@ class Effect:
 
 def effect(mirror: Mirror, judged_rows: pa.Table) -> Effect:
     """Of judged rows that are not stale."""
-    fresh = judged_rows.filter(pc.invert(judged_rows.column(SAME)))
+    fresh = rows_where(judged_rows, pc.invert(judged_rows.column(SAME)))
     ops = fresh.column(OP)
     stay = pc.not_equal(ops, MergedOp.TRUNCATE) if mirror.rows.flagged else pc.equal(ops, MergedOp.UPSERT)
     gone, dug_up = Gone(), Gone()
     gone.add(fresh.column(HELD_FILE), fresh.column(HELD_ROW))
     dug_up.add(fresh.column(TOMB_FILE), fresh.column(TOMB_ROW))
-    rows, tombstones = _taken(mirror.rows, fresh.filter(stay)), _taken(mirror.tombstones, fresh.filter(pc.invert(stay)))
+    rows, tombstones = (
+        _taken(files, rows_where(fresh, kept))
+        for files, kept in ((mirror.rows, stay), (mirror.tombstones, pc.invert(stay)))
+    )
     return Effect(rows, tombstones, gone.rows, dug_up.rows)
 
 

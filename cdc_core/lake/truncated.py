@@ -22,10 +22,10 @@ from cdc_core.lake.data_files import (
     deleted_rows,
     flagged_rows,
     gathered,
-    in_order,
     live_rows,
 )
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
+from cdc_core.model.places import in_order
 from cdc_core.model.version import VERSION_COLUMN, decode, newer_or_equal_each, origin_of
 
 

@@ -1,14 +1,33 @@
-"""Values of an Arrow array by their places."""
+"""Values and rows of Arrow by their places, copied only where they have to be."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+Values = TypeVar("Values", pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
-def at_places(values: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
+def at_places(values: Values, places: npt.NDArray[np.integer[Any]]) -> Values:
     """The values at these places, in the order of the places; not copied where each place follows the one before."""
-    if len(places) and places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all():
+    if len(places) and int(places[-1]) - int(places[0]) == len(places) - 1 and (np.diff(places) == 1).all():
         return values.slice(int(places[0]), len(places))
     return values.take(pa.array(places))
+
+
+def rows_where(rows: Rows, flags: pa.Array | pa.ChunkedArray | npt.NDArray[np.bool_]) -> Rows:
+    """The rows that have the flag; not copied where all have it, as is usual."""
+    kept = pa.array(flags) if isinstance(flags, np.ndarray) else flags
+    return rows if pc.all(kept, skip_nulls=False).as_py() else rows.filter(kept)
+
+
+def in_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The rows in the order of the key."""
+    order = pc.sort_indices(rows, sort_keys=[(name, "ascending", "at_start") for name in key])
+    return at_places(rows, np.asarray(order))

@@ -20,9 +20,10 @@ import yaml
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table.snapshots import Operation, Summary
 
-from cdc_core.lake.data_files import in_order, write_rows
+from cdc_core.lake.data_files import write_rows
 from cdc_core.lake.lake_schema import DELETED
 from cdc_core.lake.snapshots import MAIN, FileChange, LiveFiles, head, on_branch, snapshot_of, table_files
+from cdc_core.model.places import in_order
 from cdc_core.model.version import VERSION_COLUMN
 from tests.acceptance.test_lake import DATABASE, Shop
 

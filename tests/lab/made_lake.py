@@ -20,7 +20,7 @@ from pyroaring import BitMap
 from cdc_core.history.rule import TableRule
 from cdc_core.lake.change_rows import new_rows
 from cdc_core.lake.compaction import ChangeDue, change_due, rewritten
-from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, in_order, write_rows
+from cdc_core.lake.data_files import KeyedFiles, LiveFile, NewFile, write_rows
 from cdc_core.lake.lake_tables import MirrorRule, MirrorTables, changes_of, create, followed, opened, tombstones_of
 from cdc_core.lake.mirror import Mirror, effect, fresh_truncates, judged
 from cdc_core.lake.publication import LakeSnapshot, on_run_branch, publish
@@ -32,6 +32,7 @@ from cdc_core.lake.snapshots import (
 from cdc_core.lake.truncated import left_to_truncates, removed_by, truncated_rows
 from cdc_core.model.batch import Manifest
 from cdc_core.model.merged_columns import BORN, CLASS, MergedOp, RowClass, merged_schema
+from cdc_core.model.places import in_order
 from cdc_core.model.staged_columns import ABSENT, OP, ROW, SEQ, SOURCE, TS, absent_text
 from cdc_core.model.version import Version, encode
 from cdc_core.stage.objects import ObjectStore

@@ -16,7 +16,7 @@ from pyiceberg.table.update import AddSnapshotUpdate
 
 from cdc_core.lake.catalogs import catalog_answers
 from cdc_core.lake.commits import TableCommit, commit
-from cdc_core.lake.data_files import KeyedFiles, NewFile, bitmap, deleted_rows, in_order, write_deletes, write_rows
+from cdc_core.lake.data_files import KeyedFiles, NewFile, bitmap, deleted_rows, write_deletes, write_rows
 from cdc_core.lake.held_rows import held_rows
 from cdc_core.lake.lake_schema import DELETED
 from cdc_core.lake.lake_tables import tombstones_of
@@ -33,6 +33,7 @@ from cdc_core.lake.snapshots import (
     snapshot_of,
     table_files,
 )
+from cdc_core.model.places import in_order
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.operations.repair.held import Held
 from cdc_core.operations.verify.canonical import row_texts

@@ -14,9 +14,9 @@ from pyiceberg.table import Table
 
 from cdc_core.lake import compaction, data_files, truncated
 from cdc_core.lake.compaction import DELETED_SHARE, MERGED_FILES
-from cdc_core.lake.data_files import in_order
 from cdc_core.lake.lake_schema import DELETED
 from cdc_core.lake.snapshots import head
+from cdc_core.model.places import in_order
 from tests.lab.made_lake import MadeLake, Winner, delete, deleted_share, truncate, upsert
 
 COLUMNS = [("id", pa.int64()), ("v", pa.string())]

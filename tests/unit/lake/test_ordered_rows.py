@@ -17,9 +17,10 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyroaring import BitMap
 
 from cdc_core.lake import data_files, ordered_rows
-from cdc_core.lake.data_files import KeyedFiles, LiveFile, in_order, write_deletes, write_rows
+from cdc_core.lake.data_files import KeyedFiles, LiveFile, write_deletes, write_rows
 from cdc_core.lake.lake_schema import first_schema
 from cdc_core.lake.ordered_rows import KeySpan, SnapshotRows, comparable
+from cdc_core.model.places import in_order
 from cdc_core.model.version import VERSION_COLUMN
 
 KEY = ("a", "b")

@@ -13,9 +13,10 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 
 from cdc_core.config import IcebergTarget
 from cdc_core.errors import DataAtRisk, TableUnready
-from cdc_core.lake.data_files import in_order, write_rows
+from cdc_core.lake.data_files import write_rows
 from cdc_core.lake.lake_tables import MirrorRule, create
 from cdc_core.lake.snapshots import MAIN, FileChange, LiveFiles, head, on_branch, snapshot_of, table_files
+from cdc_core.model.places import in_order
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.operations.verify.lake_rows import LakeSide
