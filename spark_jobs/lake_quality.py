@@ -18,7 +18,7 @@ from cdc_core.lake.publication import LakeSnapshot
 from cdc_core.lake.snapshots import LiveFiles
 from cdc_core.model.json_codec import parsed
 from cdc_core.model.merged_columns import MergedOp
-from cdc_core.model.places import rows_where
+from cdc_core.model.places import at_places, repeated, rows_where
 from cdc_core.model.run_plan import MergeTable, lake_path
 from cdc_core.model.staged_columns import ABSENT, OP
 from cdc_core.model.version import VERSION_COLUMN, newer_or_equal_each
@@ -63,8 +63,8 @@ def mirror_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> Judge
             for batch in spaced(parquet.read().combine_chunks().to_batches(), file.first, sample.every):
                 found = outcomes(mirror, pa.Table.from_batches([batch]))
                 columns = {
-                    TABLE: pa.repeat(mirror.table, batch.num_rows),
-                    SHARD_NAME: pa.repeat(mirror.table, batch.num_rows),
+                    TABLE: repeated(mirror.table, batch.num_rows),
+                    SHARD_NAME: repeated(mirror.table, batch.num_rows),
                     KEY: keys_to_show(batch, mirror.key, found),
                     OUTCOME: found,
                 }
@@ -90,7 +90,7 @@ _WORDS = [SAME, MISSING, NEWER, OLDER, LEFT_BEHIND, DIFFERS]
 _SAME, _MISSING, _NEWER, _OLDER, _LEFT_BEHIND, _DIFFERS = np.arange(len(_WORDS), dtype=np.int8)
 
 
-def outcomes(mirror: Mirror, rows: pa.Table) -> pa.StringArray:
+def outcomes(mirror: Mirror, rows: pa.Table) -> pa.DictionaryArray:
     """What a mirror has for each written row, in the words of compare_columns."""
     keyed = np.asarray(whole(pc.not_equal(rows.column(OP), MergedOp.TRUNCATE)))
     found = np.full(rows.num_rows, _SAME)
@@ -112,9 +112,9 @@ def outcomes(mirror: Mirror, rows: pa.Table) -> pa.StringArray:
     judged[~upserts & ~there & ~entombed] = _MISSING
     as_deleted = np.asarray(pc.equal(versions, found_rows.versions).fill_null(False)) & found_rows.deleted & ~upserts
     at = np.flatnonzero((upserts & equal) | as_deleted)
-    judged[at[_differ(mirror, mine.take(pa.array(at)), found_rows, at)]] = _DIFFERS
+    judged[at[_differ(mirror, at_places(mine, at), found_rows, at)]] = _DIFFERS
     found[np.flatnonzero(keyed)] = judged
-    return pa.array(_WORDS, pa.string()).take(pa.array(found))
+    return pa.DictionaryArray.from_arrays(pa.array(found.astype(np.int32)), pa.array(_WORDS, pa.string()))
 
 
 def _newest(versions: pa.BinaryArray, tombstones: pa.BinaryArray) -> npt.NDArray[np.bool_]:

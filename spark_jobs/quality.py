@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -83,16 +84,18 @@ def _of_target(
 
 
 def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The verdicts of the three suites. All rows are gathered first, so that the target's are read at once."""
+    """The verdicts of the three suites. A thread gathers rows while others are judged."""
     from spark_jobs.suite_parts import judge_in_parts  # takes seconds, and not beside others (Driver.load)
     from spark_jobs.suite_runner import judge_stage
 
-    gathered = {stage: row.table(job) for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS}
-    for stage, row in rows.items():
-        if stage in gathered:
-            yield stage, judge_stage(gathered.pop(stage), stage, row.count)
-        else:
-            yield stage, judge_in_parts(job, stage, row)
+    few = [stage for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS]
+    with ThreadPoolExecutor(1, thread_name_prefix="rows") as pool:
+        gathered = {stage: pool.submit(rows[stage].table, job) for stage in few}
+        for stage, row in rows.items():
+            if stage in gathered:
+                yield stage, judge_stage(gathered.pop(stage).result(), stage, row.count)
+            else:
+                yield stage, judge_in_parts(job, stage, row)
 
 
 def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str, dict[str, Any]]]:

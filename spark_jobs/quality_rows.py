@@ -22,6 +22,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from cdc_core.model.merged_columns import KEY_CHAIN, ORIGIN, SHARD, MergedOp, merged_schema
+from cdc_core.model.places import repeated
 from cdc_core.model.run_plan import MergeTable, files_to_read
 from cdc_core.model.staged_columns import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, LiteralEntries
 from cdc_core.stage.objects import ObjectStore
@@ -124,7 +125,7 @@ def _staged(store: ObjectStore, file: FileOfEvents, names: Sequence[str]) -> Ite
 def staged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
     def work(file: _StagedFile, place: Place) -> Iterator[pa.Table]:
         for rows in _staged(place.store, file.file, _STAGED.names[1:]):
-            yield made_rows(_STAGED, rows, {TABLE: pa.repeat(file.table, rows.num_rows)})
+            yield made_rows(_STAGED, rows, {TABLE: repeated(file.table, rows.num_rows)})
 
     pieces = [file for table in tables for file in _staged_files(job, table)]
     return JudgedRows(sum(table.rows for table in tables), _STAGED, pieces, in_place(job, work))
@@ -155,7 +156,7 @@ def _merged(store: ObjectStore, path: str, names: Sequence[str]) -> Iterator[pa.
 def merged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
     def work(file: _JudgedFile, place: Place) -> Iterator[pa.Table]:
         for batch in _merged(place.store, file.path, [*{*file.identity, OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN}]):
-            table = pa.repeat(file.table, batch.num_rows)
+            table = repeated(file.table, batch.num_rows)
             yield made_rows(_MERGED, batch, {TABLE: table, KEY: identities(batch, file.identity)})
 
     pieces = []
@@ -276,15 +277,15 @@ def _compared(destination: Destination, batch: pa.RecordBatch, place: Place) -> 
         session, layout = place.sessions.of(shard), destination.layout_of(shard)
         found = pa.array(outcomes(session, shard.facts, rows, layout, scratch=place.scratch), pa.string())
         made = {
-            TABLE: pa.repeat(destination.logical, rows.num_rows),
-            SHARD_NAME: pa.repeat(shard.table.name, rows.num_rows),
+            TABLE: repeated(destination.logical, rows.num_rows),
+            SHARD_NAME: repeated(shard.table.name, rows.num_rows),
             KEY: keys_to_show(rows, destination.key, found),
             OUTCOME: found,
         }
         yield made_rows(TARGET_ROWS, rows, made)
 
 
-def keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: pa.StringArray) -> pa.Array:
+def keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: pa.Array) -> pa.Array:
     """The keys of rows that are not `same`, null for the others: nobody looks at a key of theirs."""
     other = pc.not_equal(found, SAME)
     if not other.true_count:

@@ -16,6 +16,7 @@ from cdc_core.history.codes import Runs, numbered
 from cdc_core.history.events import ARRIVED
 from cdc_core.history.rule import TableRule
 from cdc_core.history.winners import Events
+from cdc_core.model.places import repeated
 from cdc_core.model.staged_columns import ABSENT, BEFORE, DELETE, INSERT, LITERAL, OP, TRUNCATE, UPDATE, LiteralEntries
 
 
@@ -28,7 +29,7 @@ def by_key(rows: pa.Table, events: pa.Table, rule: TableRule) -> Iterator[pa.Tab
     for half, op in ((former, DELETE), (own.filter(moved), INSERT)):
         columns = {name: half.column(name) for name in (*rule.columns.names, LITERAL, ABSENT)}
         columns[BEFORE] = pa.nulls(half.num_rows, rows.schema.field(BEFORE).type)
-        yield _replaced(updates, columns | {OP: _constant(op, half.num_rows)})
+        yield _replaced(updates, columns | {OP: repeated(op, half.num_rows)})
 
 
 def ended(table: pa.Table, truncates: pa.Table, rule: TableRule) -> pa.Table:
@@ -51,11 +52,7 @@ def ended(table: pa.Table, truncates: pa.Table, rule: TableRule) -> pa.Table:
     columns = {name: events[name].take(pa.array(last)) for name in rule.key}
     entries = LiteralEntries.of(events[LITERAL].take(pa.array(last)))
     columns[LITERAL] = entries.where(entries.among(rule.key)).array(len(last))
-    return _replaced(truncates.take(pa.array(place[mark])), columns | {OP: _constant(DELETE, len(last))})
-
-
-def _constant(value: str, count: int) -> pa.Array:
-    return pa.array([value] * count, pa.string()).dictionary_encode()
+    return _replaced(truncates.take(pa.array(place[mark])), columns | {OP: repeated(DELETE, len(last))})
 
 
 def _replaced(rows: pa.Table, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from cdc_core.history.codes import Flags, codes, exact_codes, filled, plain, whole
 from cdc_core.history.rule import TableRule
 from cdc_core.model.merged_columns import SHARD_UNKNOWN
+from cdc_core.model.places import repeated
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import (
     ABSENT,
@@ -288,7 +289,7 @@ def _former(change: _Changes, rule: TableRule, batches: pa.Array | None) -> pa.T
     else:
         columns[BATCH] = batches
     values = {field.name: change.before(field) for field in rule.columns}
-    gone = pa.array([DELETE] * change.count, pa.string()).dictionary_encode()
+    gone = repeated(DELETE, change.count)
     return _table(change, rule, values | columns, gone, change.literal(before=True), before)
 
 
@@ -307,7 +308,7 @@ def _table(
         OP: op,
         LITERAL: literal,
         ABSENT: lacks,
-        TABLE: pa.DictionaryArray.from_arrays(pa.array(np.zeros(change.count, np.int32)), pa.array([name])),
+        TABLE: repeated(name, change.count),
     }
     schema = event_schema(rule)
     return pa.Table.from_arrays([_as(every[field.name], field.type) for field in schema], schema=schema)

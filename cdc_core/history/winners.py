@@ -168,7 +168,7 @@ class _Last:
     """The last event of each key (and first, of each source and origin too), and what is known of all of them.
 
     filled: by column, the event with the last older value; -1: none. was: by shard key, (group, value's code, event) of
-    each former value. ended: of groups that have them, the origins without a row.
+    each former value. live: how many origins have a row. ended: of groups that have them, the origins without one.
     """
 
     winner: Numbers
@@ -217,7 +217,7 @@ class _Merge:
 
     def rows(self) -> pa.Table:
         last = self._last_of_each_source()
-        if len(self._events.source.texts) > 1 or self._events.rule.shared:
+        if len(self._events.source.texts) > 1 or len(self._events.origin.texts) > 1:
             last = self._last_between_sources(last)
         return self._merged_rows(last)
 
@@ -228,16 +228,18 @@ class _Merge:
             settles, has = self.lives.settles(self.lacks[name])
             at = runs.last_where(settles)
             filled_[name] = np.where((at >= 0) & has[at], self._place[name][at], -1)
-        groups = len(runs.starts)
-        arrival = runs.last_where(self.lives.arrived)
-        none = np.full(groups, -1)
-        chain = none if self._chains is None else np.where(arrival >= 0, self._chains.node[arrival], -1)
+        winner = runs.last()
+        chain = np.full(len(winner), -1)
+        if self._chains is not None:
+            arrival = runs.last_where(self.lives.arrived)
+            chain = np.where(arrival >= 0, self._chains.node[arrival], -1)
         former = []
         for number, name in enumerate(rule.moving):
             values, places = self.former_values(number, name)
             former.append(_once(runs.group_of()[places], values, places))
         unknown = events.flags(SHARD_UNKNOWN) if rule.moving else np.zeros(events.count, bool)
-        return _Last(runs.last(), filled_, chain, runs.any(self.lives.arrived), runs.any(unknown), former, none, {})
+        born, live = runs.any(self.lives.arrived), (~events.delete[winner]).astype(np.int64)
+        return _Last(winner, filled_, chain, born, runs.any(unknown), former, live, {})
 
     def _last_between_sources(self, last: _Last) -> _Last:
         events, shared = self._events, self._events.rule.shared

@@ -32,6 +32,7 @@ from pyroaring import BitMap
 
 from cdc_core.history.codes import whole
 from cdc_core.lake.lake_schema import DELETED, arrow_schema
+from cdc_core.model.places import repeated
 from cdc_core.stage.encodings import SAMPLE, repeats
 
 GROUP_ROWS, GROUP_BYTES = 125_000, 32 << 20
@@ -174,7 +175,7 @@ def write_deletes(files: KeyedFiles, path: str, positions: BitMap) -> NewFile:
     """The positions of the deleted rows of a data file."""
     own = f"{files.location}/{uuid.uuid4().hex}-deletes.parquet"
     found = pa.array(numbers_of(positions))
-    paths = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(found), np.int32)), [path])
+    paths = repeated(path, len(found))
     output = files.io.new_output(own)
     with output.create() as sink:
         pq.write_table(

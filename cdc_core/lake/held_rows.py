@@ -20,6 +20,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.history.codes import whole
 from cdc_core.lake.data_files import KeyedFiles, LiveFile, OpenFile, deleted_rows, positions_in
 from cdc_core.lake.lake_schema import DELETED
+from cdc_core.model.places import at_places
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.targets.tables.text_columns import column_text
 
@@ -111,7 +112,7 @@ def held_rows(files: KeyedFiles, live: Sequence[LiveFile], keys: pa.Table) -> He
         _require_one(files, again, live[found_keys.file], keys, ours)
         file[ours], row[ours] = found_keys.file, found_keys.rows + found_keys.opened.starts[found_keys.group]
         owners.append(ours)
-        there = found_keys.opened.read(found_keys.group, beside).take(pa.array(found_keys.rows))
+        there = at_places(found_keys.opened.read(found_keys.group, beside), found_keys.rows)
         versions.append(whole(there.column(0)))
         if files.flagged:
             deleted[ours] = np.asarray(there.column(1))
@@ -174,12 +175,12 @@ def rows_at(files: KeyedFiles, live: Sequence[LiveFile], file: Numbers, row: Num
             group_of = np.searchsorted(opened.starts, row[mine], "right") - 1
             for group in np.unique(group_of).tolist():
                 here = mine[group_of == group]
-                parts.append(opened.read(group, names).take(pa.array(row[here] - opened.starts[group])))
+                parts.append(at_places(opened.read(group, names), row[here] - opened.starts[group]))
                 owners.append(here)
     if not parts:
         return pa.schema([files.columns.field(name) for name in names]).empty_table()
     order = np.argsort(np.concatenate(owners))
-    return pa.concat_tables(parts).take(pa.array(order))
+    return at_places(pa.concat_tables(parts), order)
 
 
 def _spread(count: int, owners: Iterable[Numbers], versions: Sequence[pa.BinaryArray]) -> pa.BinaryArray:

@@ -31,3 +31,8 @@ def in_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The rows in the order of the key."""
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending", "at_start") for name in key])
     return at_places(rows, np.asarray(order))
+
+
+def repeated(text: str, count: int) -> pa.DictionaryArray:
+    """A text for each of so many rows, by number."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text], pa.string()))

@@ -16,23 +16,41 @@ def version_bytes(rows: pa.RecordBatch) -> pa.BinaryArray:
     """The version of each row (model.version)."""
     stamps = rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64())
     numbers = encode_numbers(_ints(stamps), _ints(rows.column(SEQ)), _ints(rows.column(ROW)))
-    count = rows.num_rows
-    offsets = np.arange(0, (count + 1) * 24, 24, dtype=np.int32)
-    head = pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(numbers.tobytes())]
-    )
-    return pc.binary_join_element_wise(head, *_version_names(rows), b"")
+    names, name_of = _names(rows)
+    if len(names) == 1:
+        return _named(numbers, names[0])
+    order = np.argsort(name_of, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    each = [_named(numbers[name_of == number], name) for number, name in enumerate(names)]
+    return pa.concat_arrays([pa.array([], pa.binary()), *each]).take(pa.array(place))
 
 
-def _version_names(rows: pa.RecordBatch) -> list[pa.Array]:
-    """What follows the numbers: the source and, where rows have it, the origin, after its zero byte."""
+def _named(numbers: npt.NDArray[np.uint8], name: bytes) -> pa.BinaryArray:
+    """Versions that end in one name."""
+    count, head = numbers.shape
+    versions = np.empty((count, head + len(name)), np.uint8)
+    versions[:, :head] = numbers
+    versions[:, head:] = np.frombuffer(name, np.uint8)
+    ends = np.arange(0, versions.size + 1, versions.shape[1], dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(versions)])
+
+
+def _names(rows: pa.RecordBatch) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+    """(what follows the numbers in versions: the source and, where rows have it, the origin, after its zero byte; which
+    of these each row has)."""
     sources = _dictionary(rows.column(SOURCE))
-    names = pa.array([name.encode() for name in sources.dictionary.to_pylist()], pa.binary())
-    if ORIGIN not in rows.schema.names:
-        return [names.take(sources.indices)]
-    origins = _dictionary(rows.column(ORIGIN))
-    tails = pa.array([b"\0" + name.encode() for name in origins.dictionary.to_pylist()], pa.binary())
-    return [names.take(sources.indices), pc.fill_null(tails.take(origins.indices), b"")]
+    names = [name.encode() for name in sources.dictionary.to_pylist()]
+    name_of = _ints(sources.indices)
+    if ORIGIN in rows.schema.names:
+        origins = _dictionary(rows.column(ORIGIN))
+        tails = [b"", *(b"\0" + name.encode() for name in origins.dictionary.to_pylist())]
+        names = [name + tail for name in names for tail in tails]
+        name_of = name_of * len(tails) + _ints(pc.fill_null(origins.indices, -1)) + 1
+    used = np.flatnonzero(np.bincount(name_of, minlength=len(names)))
+    number = np.zeros(len(names), np.int64)
+    number[used] = np.arange(len(used))
+    return [names[at] for at in used], number[name_of]
 
 
 def _dictionary(values: pa.Array) -> pa.DictionaryArray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from cdc_core.model.places import repeated
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import (
@@ -87,4 +88,4 @@ class CopiedAt:
 def _coded(text: str | None, n: int) -> pa.DictionaryArray:
     if text is None:
         return pa.DictionaryArray.from_arrays(pa.nulls(n, pa.int32()), pa.array([], pa.string()))
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([text], pa.string()))
+    return repeated(text, n)

@@ -18,6 +18,7 @@ from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows_event import UPDATE
 from cdc_core.errors import GIVE_UP, DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import TableRows
+from cdc_core.model.places import repeated
 from cdc_core.model.position import OFFSET_BITS, Position
 from cdc_core.model.schema import TableName
 from cdc_core.model.staged_columns import (
@@ -238,7 +239,7 @@ class RowBatches:
             decoded.before,
             decoded.op,
             pa.array(entries.commit_ts_us[entry]).cast(pa.timestamp("us", tz="UTC")),
-            pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(decoded), np.int32)), pa.array([source])),
+            repeated(source, len(decoded)),
             pa.DictionaryArray.from_arrays(pa.array(file), pa.array(list(self._files), pa.string())),
             pa.array(images.offset[event]),
             pa.array(_row_numbers(images, self._events["ordinal"][events], decoded)),
