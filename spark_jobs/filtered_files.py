@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from cdc_core.model.merged_columns import SHARD
 from cdc_core.model.places import rows_where
 from cdc_core.stage.objects import ObjectStore
+from spark_jobs.step_files import parquet_options
 
 RUN_BYTES = 64 << 20
 """What a worker gathers before it sorts and writes a file; sorting takes about as much again."""
@@ -39,9 +40,7 @@ def write_run(file: Any, rows: pa.Table, key: Sequence[str]) -> None:
     rows = rows.take(_order(rows, [SHARD, *key]))
     shards = np.asarray(rows.column(SHARD))
     cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), rows.num_rows]
-    # Written once and read once: only what a reader skips groups by is worth its time.
-    options = {"write_statistics": [SHARD, *key[:1]], "use_dictionary": False}
-    with pq.ParquetWriter(file, rows.schema, compression="zstd", **options) as writer:
+    with pq.ParquetWriter(file, rows.schema, **parquet_options(rows.schema, skipped_by=[SHARD, *key[:1]])) as writer:
         for low, high in pairwise(cuts):
             if low < high:
                 writer.write_table(rows.slice(low, high - low), row_group_size=GROUP_ROWS)

@@ -90,11 +90,5 @@ def _kept(rows: pa.Table, latest: dict[str, int], mirror: Mirror, piece: _Merged
     ):
         if some.num_rows or folder == piece.filtered:
             kept = in_order(some.drop_columns([other]), mirror.key)
-            paths.append(place.files.write(folder, lambda file, kept=kept: _write(kept, file)))  # type: ignore[misc]
+            paths.append(place.files.write_rows(folder, kept))
     return FilteredPart(tuple(paths), classes, latest)
-
-
-def _write(rows: pa.Table, file: object) -> None:
-    # Read once, and whole, as merged rows are.
-    coded = [field.name for field in rows.schema if pa.types.is_dictionary(field.type)]
-    pq.write_table(rows, file, compression="zstd", write_statistics=False, use_dictionary=coded)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -236,15 +234,11 @@ def _written(files: StepFiles, table: _Table, rows: pa.Table) -> Iterator[str]:
     """The paths of the files of merged rows; at least one, if only an empty one. Each of several has a range of the
     keys, as those of Spark's parts have: what is there already for its rows is side by side, too."""
 
-    def write(some: pa.Table, file: Any) -> None:
-        # Read once, and whole: statistics and dictionaries would cost a third of the time, and save no bytes.
-        pq.write_table(some, file, compression="zstd", write_statistics=False, use_dictionary=False)
-
     if rows.num_rows > FILE_ROWS and table.rule.key:
         rows = in_order(rows, table.rule.key)
     for low in range(0, max(rows.num_rows, 1), FILE_ROWS):
         some = rows.slice(low, FILE_ROWS)
-        yield files.write(table.folder, partial(write, some if table.rule.key else each_copy(some)))
+        yield files.write_rows(table.folder, some if table.rule.key else each_copy(some))
 
 
 def merge(job: Job) -> None:

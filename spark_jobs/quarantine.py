@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -70,7 +69,7 @@ def set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
                 if at.null_count < len(at):
                     found.append(batch.append_column(REASON, reasons.take(at)).filter(at.is_valid()))
         if found:
-            yield place.files.write(folder, partial(pq.write_table, pa.Table.from_batches(found), compression="zstd"))
+            yield place.files.write_rows(folder, pa.Table.from_batches(found))
 
     paths = all_results(in_tasks(job, _files(job, table), in_place(job, kept)) if unfit else [])
     clear_tables(job.store, root, [table], kept=paths)

@@ -183,7 +183,6 @@ def write_deletes(files: KeyedFiles, path: str, positions: BitMap) -> NewFile:
             sink,
             compression="zstd",
             use_dictionary=["file_path"],
-            column_encoding={"pos": "DELTA_BINARY_PACKED"},
             store_schema=False,  # Arrow's readers would take the paths for texts by number
         )
     return NewFile(own, len(found), len(output), {}, deletes_of=path)
