@@ -64,8 +64,9 @@ class Job:
 
     @cached_property
     def parallelism(self) -> int:
-        """How many tasks Spark does at once. A Connect endpoint answers by a query, so it is asked once."""
-        return parallelism(self.spark)
+        """How many tasks Spark does at once, whose endpoint answers by a query, so that it is asked once; 1: the driver
+        does the job."""
+        return 1 if self.small else parallelism(self.spark)
 
     @cached_property
     def small(self) -> bool:

@@ -33,18 +33,16 @@ from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncate_rule, versions
 from spark_jobs.shuffle import shuffled
 from spark_jobs.step_files import StepFiles, clear_tables
-from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks, most_tasks, packed
+from spark_jobs.table_tasks import THREADS, Place, all_results, in_place, in_tasks, most_tasks, packed
 
 WHOLE_ROWS, WHOLE_BYTES = 20_000, 32 << 20
 """A table with at most so many changes, which take at most so much memory, is merged by one task."""
-PART_ROWS, PART_BYTES = 150_000, 96 << 20
+PART_ROWS, PART_BYTES = 250_000, 96 << 20
 """A part of a large table has about so many changes, which take about so much memory."""
 PIECE_ROWS, LEAST_CUT_ROWS, MOST_CUT_ROWS = 1_000, 1 << 16, 1 << 18
 """So many events are cut at once that each part gets a piece of about so many, within limits: memory holds them."""
 FILE_ROWS = 250_000
 """The rows of a merged file. The later steps have a task for each file."""
-THREADS = 4
-"""The driver's threads: it waits for the stage."""
 LOOKED_AT_ROWS, LOOKED_AT_GROUPS = 1_000_000, 64
 """About so many keys, of so many row groups, say where a large table's parts are cut."""
 
@@ -86,7 +84,7 @@ def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
     given = [_table(job, table) for table in tables]
     root = job.plan.merged_folder(job.merge_set.name)
     clear_tables(job.store, root, tables)
-    done = _each_whole(job, given) if job.small else _by_spark(job, given)
+    done = _each(job, given)
     counts = []
     with StepFiles(job.store) as files:
         for table, one, of_table in zip(tables, given, done, strict=True):
@@ -101,8 +99,10 @@ def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
 def _table(job: Job, table: MergeTable) -> _Table:
     rule, files = table_rule(job, table), files_of_events(job, table)
     made = _Table(job.merged(table.table), tuple(files), rule, truncate_rule(job, table), Parts(1), table.rows)
-    count = 1 if job.small else _parts(job, table)
-    return made if count == 1 else replace(made, parts=_cutting(job.store, made, count))
+    count = _parts(job, table)
+    parts = made.parts if count == 1 else _cutting(job.store, made, count)
+    # Rows by hash are everywhere in the target: the driver, which has all of a table's, sorts them instead.
+    return made if job.small and parts.bounds is None else replace(made, parts=parts)
 
 
 def _parts(job: Job, table: MergeTable) -> int:
@@ -157,7 +157,7 @@ def _each_whole(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     return all_results(in_tasks(job, tables, in_place(job, work)))
 
 
-def _by_spark(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
+def _each(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     """Large tables as one job, and all others as another one, however many there are."""
     large = [at for at, table in enumerate(tables) if table.parts.count > 1]
     small = [at for at, table in enumerate(tables) if table.parts.count == 1]
@@ -196,7 +196,7 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
         yield number, done
 
     results = [_Merged() for _ in tables]
-    for number, merged in shuffled(job.spark, units, cut, firsts[-1], work):
+    for number, merged in shuffled(job, units, cut, firsts[-1], work):
         results[number] += merged
     return results
 

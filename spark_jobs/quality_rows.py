@@ -109,11 +109,10 @@ class _StagedFile:
 
 def _staged_files(job: Job, table: MergeTable) -> list[_StagedFile]:
     both = zip(files_to_read(table.files), files_of_events(job, table), strict=True)
-    shares = 1 if job.small else job.parallelism
     return [
         _StagedFile(table.table, read.rows // share.share[1], share)
         for read, file in both
-        for share in file.shares(shares)
+        for share in file.shares(job.parallelism)
     ]
 
 

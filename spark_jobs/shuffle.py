@@ -1,21 +1,24 @@
 """A Spark job of two stages whose tasks exchange pieces of Arrow: Spark shuffles, spills and retries them, and never
 looks into them. Measured, the columns themselves would take half as long again.
 
-The same calls work on local, on a cluster, and at a Connect endpoint.
+The same calls work on local, on a cluster, at a Connect endpoint, and in the driver, whose threads do a small job.
 """
 
 from __future__ import annotations
 
 import itertools
 import pickle
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from spark_jobs.executors import for_workers
+from spark_jobs.job import Job
 from spark_jobs.spark_failures import CarriedError, carried, found
+from spark_jobs.table_tasks import THREADS
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -23,17 +26,22 @@ _COMPRESSION = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def shuffled(
-    spark: SparkSession,
+    job: Job,
     given: Sequence[Given],
     cut: Callable[[Given], Iterable[Iterable[tuple[int, pa.Table]]]],
     parts: int,
     work: Callable[[int, Iterator[pa.Table]], Iterable[Result]],
 ) -> list[Result]:
-    """The results of the work on each part that has rows. Raises the first LockstepError of a task.
+    """The results of the work on each part that has rows, by threads if the driver does the job. Raises the first
+    LockstepError of a task.
 
     cut: in a task of the first stage, the pieces of one of `given`, some at a time, each with its part. work: in a task
     of the second stage, on a part and its pieces, in any order.
     """
+
+    if job.small:
+        return _by_threads(given, cut, work)
+    spark = job.spark
 
     def first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried():
@@ -80,6 +88,25 @@ def shuffled(
         if isinstance(result, CarriedError) and (known := found(result)) is not None:
             raise known
     return results
+
+
+def _by_threads(
+    given: Sequence[Given],
+    cut: Callable[[Given], Iterable[Iterable[tuple[int, pa.Table]]]],
+    work: Callable[[int, Iterator[pa.Table]], Iterable[Result]],
+) -> list[Result]:
+    pieces: dict[int, list[pa.Table]] = defaultdict(list)
+    try:
+        with carried(), ThreadPoolExecutor(THREADS, thread_name_prefix="part") as pool:
+            for numbered in pool.map(lambda one: [piece for some in cut(one) for piece in some], given):
+                for part, piece in numbered:
+                    pieces[part].append(piece)
+            each = pool.map(lambda part: list(work(part, iter(pieces.pop(part)))), sorted(pieces))
+            return [result for results in each for result in results]
+    except CarriedError as error:
+        known = found(error)
+        assert known is not None
+        raise known from error
 
 
 def ipc_bytes(piece: pa.Table) -> bytes:

@@ -55,7 +55,7 @@ def judge_in_parts(job: Job, stage: str, rows: JudgedRows) -> dict[str, Any]:
         yield judge_stage(own, stage, own.num_rows)
 
     units = packed(rows.pieces, min(most_tasks(job), rows.most or len(rows.pieces)))
-    verdicts = shuffled(job.spark, units, cut, parts.count, work)
+    verdicts = shuffled(job, units, cut, parts.count, work)
     return _together(verdicts or [judge_stage(rows.schema.empty_table(), stage, 0)], suite, rows.count)
 
 

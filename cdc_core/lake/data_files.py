@@ -244,7 +244,8 @@ class OpenFile:
         """Columns of a row group, by their names and with their types in the table."""
         wanted = [self._files.columns.field(name) for name in names]
         here = {field.name: self._names.get(int(field.metadata[_FIELD_ID])) for field in wanted}
-        rows = self._parquet.read_row_group(group, columns=[name for name in here.values() if name is not None])
+        present = [name for name in here.values() if name is not None]
+        rows = self._parquet.read_row_group(group, present, use_threads=False)  # others do the same beside this
         count = int(self.starts[group + 1] - self.starts[group])
         columns = {}
         for field in wanted:

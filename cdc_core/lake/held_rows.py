@@ -47,11 +47,15 @@ class HeldRows:
     @property
     def present(self) -> HeldRows:
         """Without the rows that say that they are deleted."""
+        if not self.deleted.any():
+            return self
         file, row = (np.where(self.deleted, -1, numbers) for numbers in (self.file, self.row))
         return replace(self, file=file, row=row, versions=self._versions(~self.deleted))
 
     def tombstones(self, buried: HeldRows) -> pa.BinaryArray:
         """The version of the delete of each key: that of a row that says that it is deleted, or of its tombstone."""
+        if not self.deleted.any():
+            return buried.versions
         return pc.coalesce(self._versions(self.deleted), buried.versions)
 
     def _versions(self, kept: Flags) -> pa.BinaryArray:

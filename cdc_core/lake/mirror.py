@@ -26,7 +26,7 @@ from cdc_core.lake.held_rows import Numbers, held_rows, shown_key
 from cdc_core.lake.lake_schema import DELETED, DELETED_AT
 from cdc_core.model.merged_columns import BORN, CLASS, ENDED_ORIGINS, LIVE_ORIGINS, REASON, MergedOp, RowClass
 from cdc_core.model.places import rows_where
-from cdc_core.model.row_versions import version_bytes
+from cdc_core.model.row_versions import VERSION_PARTS, version_bytes
 from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, TS, LiteralEntries
 from cdc_core.model.version import (
     VERSION_COLUMN,
@@ -143,7 +143,8 @@ def fresh_truncates(mirror: Mirror, versions: Iterable[bytes]) -> list[bytes]:
 
 def versions_of_rows(rows: pa.Table) -> pa.BinaryArray:
     """The version of each merged row."""
-    batch = rows.combine_chunks().to_batches()
+    parts = rows.select([name for name in VERSION_PARTS if name in rows.column_names])
+    batch = parts.combine_chunks().to_batches()
     return version_bytes(batch[0]) if batch else pa.array([], pa.binary())
 
 

@@ -11,6 +11,9 @@ from cdc_core.model.merged_columns import ORIGIN
 from cdc_core.model.staged_columns import ROW, SEQ, SOURCE, TS
 from cdc_core.model.version import encode_numbers
 
+VERSION_PARTS = (TS, SEQ, ROW, SOURCE, ORIGIN)
+"""The columns that say a version. Rows may lack the last one."""
+
 
 def version_bytes(rows: pa.RecordBatch) -> pa.BinaryArray:
     """The version of each row (model.version)."""

@@ -183,7 +183,7 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 
 def merge_by(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who merges: the "driver", or "spark", which gets each table in parts, and each file in shares."""
+    """Who merges, in parts: the "driver", or "spark", which gets each file in shares."""
     monkeypatch.setattr(Job, "small", way == "driver")
-    monkeypatch.setattr("spark_jobs.merge._parts", lambda job, _: 1 if job.small else 3)
+    monkeypatch.setattr("spark_jobs.merge._parts", lambda *_: 3)
     monkeypatch.setattr("cdc_core.stage.staged_events.SHARE_BYTES", 1)

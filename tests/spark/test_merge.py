@@ -166,7 +166,7 @@ def test_changes_that_do_not_say_their_key_stop(
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["a purge", "somebody"])
 def test_files_that_are_removed_while_they_are_read_end_a_merge_with_an_error_that_says_so(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, recorded: bool
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     stage = Stage(tmp_path)
     added = [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)]
@@ -174,8 +174,7 @@ def test_files_that_are_removed_while_they_are_read_end_a_merge_with_an_error_th
     stage.add("shop.items", ITEMS, [replace(change, seq=30) for change in added[:3]])
     plan = stage.plan("r", {"shop.items": ["a", "b"]})
     job = Job(lambda: spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
-    reader = "file_events" if way == "driver" else "shuffled"
-    read = getattr(merge_module, reader)
+    shuffled = merge_module.shuffled
 
     def removed_first(*arguments: Any) -> Any:
         files = job.merge_set.tables[0].files
@@ -183,9 +182,9 @@ def test_files_that_are_removed_while_they_are_read_end_a_merge_with_an_error_th
             horizon = Horizon("one", Position(0, "bin.000001", 1000), 0, files[-1].batch_id, (), {})
             job.store.put(horizon_path("one"), horizon.to_bytes())
         job.store.delete(files[-1].path)
-        return read(*arguments)
+        return shuffled(*arguments)
 
-    monkeypatch.setattr(merge_module, reader, removed_first)
+    monkeypatch.setattr(merge_module, "shuffled", removed_first)
     with pytest.raises(Exception, match="plan.purged" if recorded else "stage.damaged"):
         merge(job)
     assert list(tmp_path.rglob("counts.json")) == []
