@@ -41,8 +41,8 @@ PART_ROWS, PART_BYTES = 250_000, 96 << 20
 """A part of a large table has about so many changes, which take about so much memory."""
 PIECE_ROWS, LEAST_CUT_ROWS, MOST_CUT_ROWS = 1_000, 1 << 16, 1 << 18
 """So many events are cut at once that each part gets a piece of about so many, within limits: memory holds them."""
-FILE_ROWS = 250_000
-"""The rows of a merged file. The later steps have a task for each file."""
+FILE_ROWS = 300_000
+"""At most so many rows has a merged file. The later steps have a task for each file."""
 LOOKED_AT_ROWS, LOOKED_AT_GROUPS = 1_000_000, 64
 """About so many keys, of so many row groups, say where a large table's parts are cut."""
 
@@ -232,12 +232,13 @@ def _merged(files: StepFiles, table: _Table, history: History) -> _Merged:
 
 def _written(files: StepFiles, table: _Table, rows: pa.Table) -> Iterator[str]:
     """The paths of the files of merged rows; at least one, if only an empty one. Each of several has a range of the
-    keys, as those of Spark's parts have: what is there already for its rows is side by side, too."""
-
-    if rows.num_rows > FILE_ROWS and table.rule.key:
+    keys, as those of parts have: what is there already for its rows is side by side, too."""
+    count = max(-(-rows.num_rows // FILE_ROWS), 1)
+    if count > 1 and table.rule.key:
         rows = in_order(rows, table.rule.key)
-    for low in range(0, max(rows.num_rows, 1), FILE_ROWS):
-        some = rows.slice(low, FILE_ROWS)
+    for at in range(count):
+        low, high = rows.num_rows * at // count, rows.num_rows * (at + 1) // count
+        some = rows.slice(low, high - low)
         yield files.write_rows(table.folder, some if table.rule.key else each_copy(some))
 
 
