@@ -48,8 +48,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """One task of one run. open_spark: gives the session; it is called only for what Spark has to do, because a start
-    of Spark takes longer than all the work of a small run (table_tasks.py)."""
+    """One task of one run. open_spark: gives the session, which names the caller's thread in Spark's UI; it is called
+    only for what Spark has to do, because a start of Spark takes longer than all the work of a small run
+    (table_tasks.py)."""
 
     open_spark: Callable[[], SparkSession]
     pipeline: Pipeline
@@ -58,7 +59,7 @@ class Job:
     set_name: str | None = None
     target_name: str | None = None
 
-    @cached_property
+    @property
     def spark(self) -> SparkSession:
         return self.open_spark()
 
