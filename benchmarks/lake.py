@@ -172,7 +172,7 @@ def figures(line: Line, rows: int, changes: int, tables: int) -> Iterator[Figure
         before = f"UPDATE orders SET status = 'lost by {engine}' WHERE id <= {WARMING}"
         whole_s, like_peers_s = line.again(before, update.format("kept", 7919))
         yield Figure(f"again in one process, by {engine}", changes, whole_s)
-        yield Figure(f"of these, what peers do: filter and write, by {engine}", changes, like_peers_s)
+        yield Figure("of these: filter and write, as peers do", changes, like_peers_s)
     line.by("the driver")
     for number in range(5):
         line.sql(f"CREATE TABLE few{number} ({COLUMNS})", f"INSERT INTO few{number} SELECT {VALUES} FROM seq_1_to_200")
