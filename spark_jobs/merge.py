@@ -42,7 +42,7 @@ PART_ROWS, PART_BYTES = 250_000, 96 << 20
 PIECE_ROWS, LEAST_CUT_ROWS, MOST_CUT_ROWS = 1_000, 1 << 16, 1 << 18
 """So many events are cut at once that each part gets a piece of about so many, within limits: memory holds them."""
 FILE_ROWS = 300_000
-"""At most so many rows has a merged file. The later steps have a task for each file."""
+"""At most so many different rows has a merged file. The later steps have a task for each file."""
 LOOKED_AT_ROWS, LOOKED_AT_GROUPS = 1_000_000, 64
 """About so many keys, of so many row groups, say where a large table's parts are cut."""
 
@@ -100,9 +100,7 @@ def _table(job: Job, table: MergeTable) -> _Table:
     rule, files = table_rule(job, table), files_of_events(job, table)
     made = _Table(job.merged(table.table), tuple(files), rule, truncate_rule(job, table), Parts(1), table.rows)
     count = _parts(job, table)
-    parts = made.parts if count == 1 else _cutting(job.store, made, count)
-    # Rows by hash are everywhere in the target: the driver, which has all of a table's, sorts them instead.
-    return made if job.small and parts.bounds is None else replace(made, parts=parts)
+    return made if count == 1 else replace(made, parts=_cutting(job.store, made, count, by_hash=not job.small))
 
 
 def _parts(job: Job, table: MergeTable) -> int:
@@ -112,8 +110,9 @@ def _parts(job: Job, table: MergeTable) -> int:
     return max(-(-table.rows // PART_ROWS), -(-table.plain_bytes // PART_BYTES), job.parallelism)
 
 
-def _cutting(store: ObjectStore, table: _Table, count: int) -> Parts:
-    """Cuts a table by ranges of its key, if that begins with a whole number; else by a hash of the whole key."""
+def _cutting(store: ObjectStore, table: _Table, count: int, *, by_hash: bool) -> Parts:
+    """Cuts a table by ranges of its key, if that begins with a whole number; else by a hash of the whole key, or not at
+    all: rows by hash are everywhere in the target, and the driver, which has all of a table's, sorts them instead."""
     rule = table.rule
     parts = Parts(count)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="keys") as pool:
@@ -121,10 +120,10 @@ def _cutting(store: ObjectStore, table: _Table, count: int) -> Parts:
             every = max(len(table.files) // LOOKED_AT_GROUPS, 1)
             keys = pool.map(lambda file: _keys(store, table, file), table.files[::every])
             parts = Parts.of_ranges(count, np.concatenate([np.zeros(0, np.int64), *keys]))
-        if rule.fill:
+        if rule.fill and (by_hash or parts.bounds is not None):
             links = pool.map(lambda file: _links(store, table, file), table.files)
             parts = parts.with_links(np.concatenate(list(links)))
-    return parts
+    return parts if by_hash or parts.bounds is not None else Parts(1)
 
 
 def _keys(store: ObjectStore, table: _Table, file: FileOfEvents) -> npt.NDArray[np.int64]:

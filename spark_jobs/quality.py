@@ -89,13 +89,16 @@ def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, d
     from spark_jobs.suite_runner import judge_stage
 
     few = [stage for stage, row in rows.items() if job.small or row.count <= GATHERED_ROWS]
-    with ThreadPoolExecutor(1, thread_name_prefix="rows") as pool:
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rows")
+    try:
         gathered = {stage: pool.submit(rows[stage].table, job) for stage in few}
         for stage, row in rows.items():
             if stage in gathered:
                 yield stage, judge_stage(gathered.pop(stage).result(), stage, row.count)
             else:
                 yield stage, judge_in_parts(job, stage, row)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -39,7 +39,7 @@ from cdc_core.model.merged_columns import (
     key_chain_type,
     merged_schema,
 )
-from cdc_core.model.places import at_places
+from cdc_core.model.places import at_places, rows_where
 from cdc_core.model.staged_columns import (
     ABSENT,
     DELETE,
@@ -154,7 +154,7 @@ def reduced(table: pa.Table, rule: TableRule) -> pa.Table:
         values, places = merge.former_values(at, name)
         group = runs.group_of()[places]
         kept[places[_last_of(numbered([group, values]))]] = True
-    return table.filter(pa.array(kept))
+    return rows_where(table, kept)
 
 
 def _last_of(numbers: Numbers) -> Numbers:
@@ -243,7 +243,7 @@ class _Merge:
 
     def _last_between_sources(self, last: _Last) -> _Last:
         events, shared = self._events, self._events.rule.shared
-        live, origin = ~events.delete[last.winner], events.origin.codes[last.winner]
+        live, origin = last.live > 0, events.origin.codes[last.winner]
         last_seq, last_row = events.seq[last.winner], events.row[last.winner]
         ts, source = events.ts[last.winner], events.source.codes[last.winner]
         runs = between_sources(self._key[last.winner], ts, source, (last_seq, last_row), live, shared=shared)

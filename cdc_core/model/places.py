@@ -29,7 +29,8 @@ def rows_where(rows: Rows, flags: pa.Array | pa.ChunkedArray | npt.NDArray[np.bo
 
 def in_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The rows in the order of the key."""
-    order = pc.sort_indices(rows, sort_keys=[(name, "ascending", "at_start") for name in key])
+    numbered = pa.table([rows.column(name) for name in key], names=[str(at) for at in range(len(key))])  # dots in names
+    order = pc.sort_indices(numbered, sort_keys=[(name, "ascending", "at_start") for name in numbered.column_names])
     return at_places(rows, np.asarray(order))
 
 

@@ -25,7 +25,8 @@ def version_bytes(rows: pa.RecordBatch) -> pa.BinaryArray:
     order = np.argsort(name_of, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    each = [_named(numbers[name_of == number], name) for number, name in enumerate(names)]
+    parts = np.split(numbers[order], np.cumsum(np.bincount(name_of, minlength=len(names)))[:-1]) if names else []
+    each = [_named(part, name) for part, name in zip(parts, names, strict=True)]
     return pa.concat_arrays([pa.array([], pa.binary()), *each]).take(pa.array(place))
 
 
@@ -43,17 +44,16 @@ def _names(rows: pa.RecordBatch) -> tuple[list[bytes], npt.NDArray[np.int64]]:
     """(what follows the numbers in versions: the source and, where rows have it, the origin, after its zero byte; which
     of these each row has)."""
     sources = _dictionary(rows.column(SOURCE))
-    names = [name.encode() for name in sources.dictionary.to_pylist()]
+    heads, tails = [name.encode() for name in sources.dictionary.to_pylist()], [b""]
     name_of = _ints(sources.indices)
     if ORIGIN in rows.schema.names:
         origins = _dictionary(rows.column(ORIGIN))
-        tails = [b"", *(b"\0" + name.encode() for name in origins.dictionary.to_pylist())]
-        names = [name + tail for name in names for tail in tails]
+        tails += [b"\0" + name.encode() for name in origins.dictionary.to_pylist()]
         name_of = name_of * len(tails) + _ints(pc.fill_null(origins.indices, -1)) + 1
-    used = np.flatnonzero(np.bincount(name_of, minlength=len(names)))
-    number = np.zeros(len(names), np.int64)
+    used = np.flatnonzero(np.bincount(name_of, minlength=len(heads) * len(tails)))
+    number = np.zeros(len(heads) * len(tails), np.int64)
     number[used] = np.arange(len(used))
-    return [names[at] for at in used], number[name_of]
+    return [heads[at // len(tails)] + tails[at % len(tails)] for at in used.tolist()], number[name_of]
 
 
 def _dictionary(values: pa.Array) -> pa.DictionaryArray:

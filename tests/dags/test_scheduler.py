@@ -51,6 +51,8 @@ pytestmark = [pytest.mark.timeout(900)]
 DAYS = 2
 PAST = range(DAYS, 0, -1)
 """How many days ago each of them was."""
+TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+"""Of all these tests, also where they go on after midnight."""
 TRANSACTIONS_A_DAY = 100
 SALES_A_DAY = 8
 SEED = 7
@@ -158,7 +160,7 @@ class DagLine:
 
 
 def midnight(days_ago: int) -> datetime:
-    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=days_ago)
+    return TODAY - timedelta(days=days_ago)
 
 
 @pytest.fixture(scope="module")

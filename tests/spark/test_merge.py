@@ -164,9 +164,10 @@ def test_changes_that_do_not_say_their_key_stop(
     assert stopped.value.code == "target.absent_values"
 
 
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("recorded", [True, False], ids=["a purge", "somebody"])
 def test_files_that_are_removed_while_they_are_read_end_a_merge_with_an_error_that_says_so(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, recorded: bool, parts: int
 ) -> None:
     stage = Stage(tmp_path)
     added = [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)]
@@ -174,17 +175,19 @@ def test_files_that_are_removed_while_they_are_read_end_a_merge_with_an_error_th
     stage.add("shop.items", ITEMS, [replace(change, seq=30) for change in added[:3]])
     plan = stage.plan("r", {"shop.items": ["a", "b"]})
     job = Job(lambda: spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
-    shuffled = merge_module.shuffled
+    reader = "file_events" if way == "driver" else "shuffled" if parts > 1 else "in_tasks"
+    read = getattr(merge_module, reader)
 
-    def removed_first(*arguments: Any) -> Any:
+    def removed_first(*arguments: Any, **named: Any) -> Any:
         files = job.merge_set.tables[0].files
         if recorded:  # a purge moves the horizon first
             horizon = Horizon("one", Position(0, "bin.000001", 1000), 0, files[-1].batch_id, (), {})
             job.store.put(horizon_path("one"), horizon.to_bytes())
         job.store.delete(files[-1].path)
-        return shuffled(*arguments)
+        return read(*arguments, **named)
 
-    monkeypatch.setattr(merge_module, "shuffled", removed_first)
+    monkeypatch.setattr(merge_module, reader, removed_first)
+    monkeypatch.setattr(merge_module, "_parts", lambda *_: parts)
     with pytest.raises(Exception, match="plan.purged" if recorded else "stage.damaged"):
         merge(job)
     assert list(tmp_path.rglob("counts.json")) == []
