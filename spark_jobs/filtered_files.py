@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.model.merged_columns import SHARD
-from cdc_core.model.places import rows_where
+from cdc_core.model.places import order_of, rows_where
 from cdc_core.stage.objects import ObjectStore
 from spark_jobs.step_files import parquet_options
 
@@ -37,23 +37,13 @@ _Run = tuple[pq.ParquetFile, Sequence[int]]
 
 def write_run(file: Any, rows: pa.Table, key: Sequence[str]) -> None:
     """Writes the rows, sorted. file: a path, or a file object."""
-    rows = rows.take(_order(rows, [SHARD, *key]))
+    rows = rows.take(order_of(rows, [SHARD, *key], nulls="at_end"))
     shards = np.asarray(rows.column(SHARD))
     cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), rows.num_rows]
     with pq.ParquetWriter(file, rows.schema, **parquet_options(rows.schema, skipped_by=[SHARD, *key[:1]])) as writer:
         for low, high in pairwise(cuts):
             if low < high:
                 writer.write_table(rows.slice(low, high - low), row_group_size=GROUP_ROWS)
-
-
-def _order(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    # By position: names may have dots, which would lead into a struct.
-    columns = [rows.column(name) for name in names]
-    plain = [
-        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column for column in columns
-    ]
-    numbered = pa.table(plain, names=[f"c{at}" for at in range(len(names))])
-    return pc.sort_indices(numbered, sort_keys=[(name, "ascending") for name in numbered.column_names])
 
 
 class FilteredFiles:
@@ -152,7 +142,7 @@ def merged_runs(runs: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]) ->
         rows = pa.Table.from_batches(list(heads.values()))
         last = np.zeros(rows.num_rows, dtype=bool)
         last[np.cumsum(sizes) - 1] = True
-        order: npt.NDArray[np.int64] = np.asarray(_order(rows, key)).astype(np.int64)
+        order: npt.NDArray[np.int64] = np.asarray(order_of(rows, key, nulls="at_end")).astype(np.int64)
         # What follows the first of the last rows may belong after rows that its run has not shown yet.
         whole = int(np.flatnonzero(last[order])[0]) + 1
         yield from rows.take(pa.array(order[:whole])).combine_chunks().to_batches()

@@ -65,8 +65,8 @@ class Job:
 
     @cached_property
     def parallelism(self) -> int:
-        """How many tasks Spark does at once, whose endpoint answers by a query, so that it is asked once; 1: the driver
-        does the job."""
+        """How many tasks Spark does at once; 1 where the driver does the job. A Connect endpoint answers by a query, so
+        it is asked once."""
         return 1 if self.small else parallelism(self.spark)
 
     @cached_property

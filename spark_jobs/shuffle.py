@@ -101,7 +101,7 @@ def _by_threads(
             for numbered in pool.map(lambda one: [piece for some in cut(one) for piece in some], given):
                 for part, piece in numbered:
                     pieces[part].append(piece)
-            each = pool.map(lambda part: list(work(part, iter(pieces.pop(part)))), sorted(pieces))
+            each = pool.map(lambda part: list(work(part, iter(pieces[part]))), sorted(pieces))
             return [result for results in each for result in results]
     except CarriedError as error:
         known = found(error)

@@ -29,9 +29,18 @@ def rows_where(rows: Rows, flags: pa.Array | pa.ChunkedArray | npt.NDArray[np.bo
 
 def in_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The rows in the order of the key."""
-    numbered = pa.table([rows.column(name) for name in key], names=[str(at) for at in range(len(key))])  # dots in names
-    order = pc.sort_indices(numbered, sort_keys=[(name, "ascending", "at_start") for name in numbered.column_names])
-    return at_places(rows, np.asarray(order))
+    return at_places(rows, np.asarray(order_of(rows, key)))
+
+
+def order_of(rows: pa.Table, names: Sequence[str], *, nulls: str = "at_start") -> pa.UInt64Array:
+    """The places of the rows in the order of these columns."""
+    # By position: names may have dots, which would lead into a struct.
+    columns = [rows.column(name) for name in names]
+    plain = [
+        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column for column in columns
+    ]
+    numbered = pa.table(plain, names=[f"c{at}" for at in range(len(names))])
+    return pc.sort_indices(numbered, sort_keys=[(name, "ascending", nulls) for name in numbered.column_names])
 
 
 def repeated(text: str, count: int) -> pa.DictionaryArray:
